@@ -1,0 +1,232 @@
+"""What a run is: typed dataclasses ⇄ YAML. An unknown key or a wrong type is an error that names the key.
+
+A run has four sections. `model` is the architecture (`type: pnn` or `type: bert`) with any field of its Hugging Face
+config; `data`, `training` and `evaluation` are the dataclasses below. Published rows live in `pnn/configs/*.yaml`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar, Union
+
+import yaml
+
+from pnn.errors import UserError, did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclass
+class DataConfig:
+    train: str = "synthetic"  # "synthetic", files (a path or glob), or a hub name: wikitext-103, c4, owner/name …
+    validation: str = "tail"  # another source, or "tail": the last sequences of the training source, held out
+    validation_sequences: int = 2000  # how many sequences "tail" holds out; of another source, at most so many are used
+    tokenizer: str = "corpus"  # a name, a folder, tokenizer.json, vocab.txt, or "corpus": made from the training text
+    vocab_size: int = 8192  # of a tokenizer trained on the corpus
+    filter: str = "paper"  # "paper": lines of more than 20 characters and at least 5 words; "none": lines with text
+    undo_wikitext_marks: bool = False  # turn " @-@ " into "-" and so on before tokenising
+    max_length: int = 128  # tokens of a sequence, [CLS] and [SEP] among them; the rest of a line is cut off
+    max_sequences: int | None = None  # train on a random sample of so many sequences
+    synthetic_paragraphs: int = 20000  # size of the embedded corpus
+    text_column: str = "text"  # of .jsonl, .parquet and hub datasets
+    mask_probability: float = 0.15
+    masking: str = "mask"  # "mask": every selected token becomes [MASK]; "bert": 80 % [MASK], 10 % random, 10 % kept
+    prepared: str = "prepared"  # folder for token shards, shared by runs
+
+
+@dataclass
+class TrainingConfig:
+    seed: int = 0
+    epochs: float = 15.0
+    max_steps: int | None = None  # updates; overrides epochs
+    batch_size: int = 384  # sequences of a micro-batch; its size in tokens is this times the corpus's mean length
+    effective_batch_size: int = 1152  # sequences of an update, over all micro-batches and processes
+    learning_rate: float = 3e-4
+    min_learning_rate: float = 1e-5  # where the cosine ends
+    warmup_steps: int = 500
+    weight_decay: float = 0.01  # on matrices; never on norms, biases and the gate's temperature
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    gradient_clip: float = 1.0
+    precision: str = "auto"  # "fp32", "fp16", "bf16"; auto: bf16 on a GPU that has it, fp16 on an older one, fp32 on CPU
+    compile: bool | None = None  # torch.compile; null: on a GPU
+    device: str = "auto"  # "cpu", "cuda"
+    log_every: int = 10  # updates between lines of metrics.jsonl
+    evaluate_every: int = 500
+    save_every: int = 500
+    keep_checkpoints: int = 2  # newest step-… folders kept, besides best and last
+    tensorboard: bool = True
+
+
+@dataclass
+class EvaluationSet:
+    source: str  # as data.train
+    undo_wikitext_marks: bool = False
+
+
+@dataclass
+class EvaluationConfig:
+    mask_seed: int = 0  # evaluation masks are a function of the text and this number
+    batch_tokens: int = 16384
+    sets: dict[str, EvaluationSet] = field(default_factory=dict)  # further sets to evaluate on at the end, by name
+
+
+@dataclass
+class RunConfig:
+    name: str = "run"
+    model: dict[str, Any] = field(default_factory=lambda: {"type": "pnn"})
+    data: DataConfig = field(default_factory=DataConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+CHOICES = {
+    "data.filter": ("paper", "none"),
+    "data.masking": ("mask", "bert"),
+    "training.precision": ("auto", "fp32", "fp16", "bf16"),
+    "training.device": ("auto", "cpu", "cuda"),
+}
+POSITIVE = (
+    "data.vocab_size data.max_length data.max_sequences data.validation_sequences data.synthetic_paragraphs "
+    "training.epochs training.max_steps training.batch_size training.effective_batch_size training.learning_rate "
+    "training.gradient_clip training.log_every training.evaluate_every training.save_every "
+    "training.keep_checkpoints evaluation.batch_tokens"
+).split()
+
+
+def typed(value: Any, expected: Any, key: str) -> Any:
+    """`value` as the annotated type, or an error that names the key. YAML reads 3e-4 as text, so numbers may be text."""
+    origin = typing.get_origin(expected)
+    if origin in (Union, types.UnionType):
+        options = typing.get_args(expected)
+        if value is None and type(None) in options:
+            return None
+        for option in options:
+            if option is not type(None):
+                try:
+                    return typed(value, option, key)
+                except UserError:
+                    continue
+        raise UserError(f"{key}: expected {_name(expected)}, got {value!r}")
+    if dataclasses.is_dataclass(expected):
+        return from_dict(typing.cast(type, expected), value, key)
+    if expected is Any:
+        return value
+    if origin in (dict, list):
+        if not isinstance(value, origin):
+            raise UserError(f"{key}: expected {_name(expected)}, got {value!r}")
+        if origin is list:
+            (item,) = typing.get_args(expected)
+            return [typed(v, item, f"{key}[{i}]") for i, v in enumerate(value)]
+        return {k: typed(v, typing.get_args(expected)[1], f"{key}.{k}") for k, v in value.items()}
+    if expected is float and isinstance(value, int | str) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    elif isinstance(value, expected) and not (expected is int and isinstance(value, bool)):
+        return value
+    raise UserError(f"{key}: expected {_name(expected)}, got {value!r}")
+
+
+def _name(annotation: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(_name(a) for a in typing.get_args(annotation))
+    if typing.get_origin(annotation) is list:
+        return "a list"
+    return names.get(annotation, "a section of keys")
+
+
+def check_keys(given: Any, known: typing.Iterable[str], where: str) -> None:
+    known = list(known)
+    if not isinstance(given, dict):
+        raise UserError(f"{where or 'the config'}: expected a section of keys, got {given!r}")
+    for key in given:
+        if key not in known:
+            path = f"{where}.{key}" if where else str(key)
+            raise UserError(f'unknown key "{path}"{did_you_mean(str(key), known)}')
+
+
+def from_dict(cls: type[T], given: Any, where: str = "") -> T:
+    hints = typing.get_type_hints(cls)
+    check_keys(given, hints, where)
+    prefix = f"{where}." if where else ""
+    return cls(**{key: typed(value, hints[key], prefix + key) for key, value in given.items()})
+
+
+def validate(config: RunConfig) -> RunConfig:
+    def get(key: str) -> Any:
+        section, name = key.split(".")
+        return getattr(getattr(config, section), name)
+
+    for key, choices in CHOICES.items():
+        if get(key) not in choices:
+            raise UserError(f"{key}: {get(key)!r} is none of {', '.join(choices)}{did_you_mean(get(key), choices)}")
+    for key in POSITIVE:
+        if get(key) is not None and not get(key) > 0:
+            raise UserError(f"{key}: must be above zero, got {get(key)}")
+    if not 0 < config.data.mask_probability < 1:
+        raise UserError(f"data.mask_probability: must lie between 0 and 1, got {config.data.mask_probability}")
+    if config.data.max_length < 3:
+        raise UserError(f"data.max_length: must be at least 3, got {config.data.max_length}")
+    if config.training.effective_batch_size % config.training.batch_size:
+        raise UserError(
+            f"training.batch_size: {config.training.batch_size} does not divide "
+            f"training.effective_batch_size {config.training.effective_batch_size}"
+        )
+    return config
+
+
+def with_overrides(raw: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Apply `a.b=c` settings (values are YAML) to the raw mapping of a config file."""
+    for setting in overrides:
+        path, sign, text = setting.partition("=")
+        if not sign or not path:
+            raise UserError(f'"{setting}" is not a setting of the form section.key=value')
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        *sections, last = path.split(".")
+        target = raw
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise UserError(f'"{path}": {section} is not a section')
+        target[last] = value
+    return raw
+
+
+def shipped_configs() -> dict[str, Path]:
+    folder = Path(str(resources.files("pnn") / "configs"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_config(name_or_path: str, overrides: list[str] | None = None) -> RunConfig:
+    """A config by the name of a shipped one or by path, with `section.key=value` overrides."""
+    shipped = shipped_configs()
+    path = Path(name_or_path)
+    if name_or_path in shipped:
+        path = shipped[name_or_path]
+    elif not path.is_file():
+        raise UserError(f'no config "{name_or_path}": neither a file nor a shipped name{did_you_mean(name_or_path, shipped)}')
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a YAML file ({str(error).splitlines()[0]})") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected sections of keys, got {type(raw).__name__}")
+    raw.setdefault("name", path.stem)
+    return validate(from_dict(RunConfig, with_overrides(raw, overrides or [])))

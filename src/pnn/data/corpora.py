@@ -1,0 +1,213 @@
+"""Where text comes from: the embedded corpus, local files, or a dataset of the Hugging Face hub.
+
+A source yields lines (paragraphs) of text and says what it is, so that token shards made from it can be found again.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import lzma
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pnn.config import DataConfig
+from pnn.data import synthetic
+from pnn.errors import UserError, did_you_mean
+from pnn.files import sha256
+
+HUB = {  # short name → (dataset, configuration, streamed because too large to download whole)
+    "wikitext-2": ("Salesforce/wikitext", "wikitext-2-raw-v1", False),
+    "wikitext-103": ("Salesforce/wikitext", "wikitext-103-raw-v1", False),
+    "bookcorpus": ("bookcorpus/bookcorpus", None, True),
+    "c4": ("allenai/c4", "en", True),
+}
+SUFFIXES = (".txt", ".jsonl", ".parquet", ".tokens", ".raw")
+LONGEST_LINE = 1_000_000  # characters; a longer "line" is a file without line breaks, not a paragraph
+
+
+@dataclass(frozen=True)
+class Source:
+    name: str
+    identity: dict[str, Any]  # what the text is, for fingerprints
+    lines: Callable[[], Iterator[str]]
+
+
+def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
+    if name == "synthetic":
+        identity = {"synthetic": data.synthetic_paragraphs, "language": synthetic.fingerprint()}
+        return Source(name, identity, lambda: synthetic.paragraphs(data.synthetic_paragraphs, seed=0))
+    if _looks_like_files(name):
+        files = _find_files(name)
+        identity = {"files": [[file.name, sha256(file)] for file in files], "column": data.text_column}
+        return Source(name, identity, lambda: _file_lines(files, data.text_column))
+    if name not in HUB and "/" not in name:
+        raise UserError(f'no corpus "{name}": not a file, and not a known name{did_you_mean(name, [*HUB, "synthetic"])}')
+    return _hub_source(name, data, split)
+
+
+# Local files ----------------------------------------------------------------------------------------------------------
+
+
+def _looks_like_files(name: str) -> bool:
+    plain = name.removesuffix(".xz").removesuffix(".gz")
+    return (
+        Path(name).exists() or any(c in name for c in "*?[") or plain.endswith(SUFFIXES) or name.startswith((".", "/", "~"))
+    )
+
+
+def _find_files(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        names = [str(p) for p in path.iterdir()]
+    else:
+        names = glob.glob(str(path), recursive=True)
+    files = sorted(Path(n) for n in names if Path(n).is_file())
+    if not files:
+        raise UserError(f'no corpus file matches "{pattern}"')
+    return files
+
+
+def _open_binary(file: Path) -> IO[bytes]:
+    if file.suffix == ".xz":
+        return lzma.open(file)  # type: ignore[return-value]
+    if file.suffix == ".gz":
+        return gzip.open(file)  # type: ignore[return-value]
+    return open(file, "rb")
+
+
+def _file_lines(files: list[Path], column: str) -> Iterator[str]:
+    for file in files:
+        plain = file.name.removesuffix(".xz").removesuffix(".gz")
+        try:
+            if plain.endswith(".parquet"):
+                yield from _parquet_lines(file, column)
+            else:
+                with _open_binary(file) as stream:
+                    yield from _text_lines(stream, file, column if plain.endswith(".jsonl") else None)
+        except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+            raise UserError(f"{file}: the compressed file is damaged or cut short ({error})") from None
+        except PermissionError:
+            raise UserError(f"{file}: no permission to read it") from None
+
+
+def _text_lines(stream: IO[bytes], file: Path, column: str | None) -> Iterator[str]:
+    for number, raw in enumerate(stream, 1):
+        try:
+            line = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file}: line {number} is not valid UTF-8 (byte {error.start} of the line)") from None
+        if column is not None and line.strip():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from None
+            if not isinstance(record, dict) or not isinstance(record.get(column), str):
+                raise UserError(f'{file}: line {number} has no text under "{column}" (set data.text_column)')
+            for part in record[column].splitlines():
+                yield _checked(part, file, number)
+        else:
+            yield _checked(line, file, number)
+
+
+def _checked(line: str, file: Path, number: int) -> str:
+    if len(line) > LONGEST_LINE:
+        raise UserError(
+            f"{file}: line {number} has {len(line):,} characters, more than the {LONGEST_LINE:,} taken "
+            "(put one paragraph on a line)"
+        )
+    return line
+
+
+def _parquet_lines(file: Path, column: str) -> Iterator[str]:
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UserError(f"{file}: reading .parquet needs the package pyarrow") from None
+    try:
+        table = parquet.ParquetFile(file)
+    except arrow.ArrowInvalid as error:
+        raise UserError(f"{file}: not a parquet file ({error})") from None
+    names = table.schema_arrow.names
+    if column not in names:
+        raise UserError(f'{file}: no column "{column}" (set data.text_column){did_you_mean(column, names)}')
+    row = 0
+    for batch in table.iter_batches(columns=[column]):
+        for text in batch.column(0).to_pylist():
+            row += 1
+            for part in (text or "").splitlines():
+                yield _checked(part, file, row)
+
+
+# The hub --------------------------------------------------------------------------------------------------------------
+
+
+def _hub_source(name: str, data: DataConfig, split: str) -> Source:
+    """`owner/name` or `owner/name:configuration`, or a short name. Large ones are streamed up to `max_sequences` lines."""
+    if name in HUB:
+        dataset, configuration, streamed = HUB[name]
+    else:
+        dataset, _, configuration = name.partition(":")  # type: ignore[assignment]
+        streamed = False
+    if streamed and data.max_sequences is None:
+        raise UserError(f'"{name}" is too large to take whole: set data.max_sequences')
+    # twice as many lines as sequences asked for, since a filter drops some
+    limit = 2 * data.max_sequences if streamed and data.max_sequences else None
+
+    def lines() -> Iterator[str]:
+        try:
+            from datasets import load_dataset
+        except ImportError:
+            raise UserError(f'"{name}" is a hub dataset; reading it needs the package datasets') from None
+        try:
+            rows = load_dataset(dataset, configuration or None, split=split, streaming=streamed)
+            for index, row in enumerate(rows):
+                if limit is not None and index >= limit:
+                    return
+                if data.text_column not in row:
+                    raise UserError(f'"{name}" has no column "{data.text_column}"{did_you_mean(data.text_column, row)}')
+                yield from row[data.text_column].splitlines()
+        except UserError:
+            raise
+        except Exception as error:  # the hub client raises many kinds: offline, unknown name, unknown split
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f'cannot read "{name}" from the hub: {reason}') from error
+
+    identity = {"hub": dataset, "configuration": configuration, "split": split, "column": data.text_column, "limit": limit}
+    return Source(name, identity, lines)
+
+
+# What becomes of a line -----------------------------------------------------------------------------------------------
+
+
+def passes_paper_filter(line: str) -> bool:
+    """The paper's filter: more than 20 characters and at least 5 words. It leaves 2,188 lines of WikiText-103 valid."""
+    line = line.strip()
+    return len(line) > 20 and len(line.split()) >= 5
+
+
+def undo_wikitext_marks(line: str) -> str:
+    """WikiText's spacing turned back into plain text: "1 @,@ 000 , a well @-@ known ( old ) city 's" →
+    "1,000, a well-known (old) city's". Quotation marks stay spaced: their side cannot be told."""
+    for mark in "-,.":
+        line = line.replace(f" @{mark}@ ", mark)
+    for mark in (",", ".", ";", ":", "!", "?", ")", "%", "'s", "n't", "'re", "'ve", "'ll", "'d", "'m"):
+        line = line.replace(f" {mark} ", f"{mark} ")
+        if line.rstrip().endswith(f" {mark}"):
+            line = line.rstrip()[: -len(mark) - 1] + mark
+    for mark in ("(", "$", "£"):
+        line = line.replace(f" {mark} ", f" {mark}")
+    return line
+
+
+def usable_lines(source: Source, data: DataConfig) -> Iterator[str]:
+    """The lines that become sequences: stripped, filtered, and with WikiText's marks undone if asked for."""
+    keep = passes_paper_filter if data.filter == "paper" else str.strip
+    for line in source.lines():
+        line = line.strip()
+        if keep(line):
+            yield undo_wikitext_marks(line) if data.undo_wikitext_marks else line

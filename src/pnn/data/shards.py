@@ -1,0 +1,265 @@
+"""Text → token shards on disk, made once and shared by runs; training reads them memory-mapped.
+
+    prepared/<name>-<fingerprint>/  manifest.json  tokens-00000.bin …  lengths-00000.bin …  tokenizer/
+
+A sequence is one line of text: [CLS] tokens [SEP], cut at `max_length`. The fingerprint covers the text, the filter, the
+tokenizer and the cut, so a folder is found again if nothing changed and never mistaken if something did. The folder
+appears only when it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from pnn.config import DataConfig
+from pnn.data import corpora, tokenizers
+from pnn.errors import UserError
+from pnn.files import new_folder, sha256, write_json
+
+LINES_PER_CHUNK = 8192
+TOKENS_PER_SHARD = 1 << 26
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps an iterable in a progress bar, with a label
+
+
+class TokenSet:
+    """Sequences of token ids, memory-mapped. `lengths[i]` is the length of sequence i; `take` gathers sequences."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        dtype = np.dtype(self.manifest["dtype"])
+        self._tokens = [np.memmap(folder / s["tokens"], dtype=dtype, mode="r") for s in self.manifest["shards"]]
+        lengths = [np.fromfile(folder / s["lengths"], dtype=np.uint16).astype(np.int64) for s in self.manifest["shards"]]
+        self.lengths: NDArray[np.int64] = np.concatenate(lengths)
+        self._shard = np.repeat(np.arange(len(lengths)), [len(x) for x in lengths])
+        self._start = np.concatenate([np.cumsum(x) - x for x in lengths])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def take(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens of these sequences, end to end."""
+        lengths = self.lengths[sequences]
+        ends = np.cumsum(lengths)
+        within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+        at = np.repeat(self._start[sequences], lengths) + within
+        if len(self._tokens) == 1:
+            return self._tokens[0][at].astype(np.int64)
+        shard = np.repeat(self._shard[sequences], lengths)
+        out = np.empty(len(at), dtype=np.int64)
+        for index, tokens in enumerate(self._tokens):
+            here = shard == index
+            out[here] = tokens[at[here]]
+        return out
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return tokenizers.load_tokenizer(str(self.folder / "tokenizer"), self.manifest["max_length"])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run trains and validates on: token sets, and which of their sequences."""
+
+    train: TokenSet
+    train_sequences: NDArray[np.int64]
+    validation: TokenSet
+    validation_sequences: NDArray[np.int64]
+    tokenizer: PreTrainedTokenizerFast
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        for shard in manifest["shards"]:
+            for name, size in ((shard["tokens"], shard["token_bytes"]), (shard["lengths"], shard["length_bytes"])):
+                if (folder / name).stat().st_size != size:
+                    raise UserError(f"{folder / name} is cut short: delete {folder} and prepare the text again")
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        raise UserError(f"{folder} holds no prepared text ({error})") from None
+    return manifest
+
+
+def verify(folder: Path) -> None:
+    """Compare every shard with its checksum."""
+    for shard in read_manifest(folder)["shards"]:
+        for name, digest in ((shard["tokens"], shard["token_sha256"]), (shard["lengths"], shard["length_sha256"])):
+            if sha256(folder / name) != digest:
+                raise UserError(f"{folder / name} does not match its checksum: delete {folder} and prepare the text again")
+
+
+def prepare(data: DataConfig, progress: Progress) -> Prepared:
+    """Token shards of the training and validation text, made now or found from an earlier run."""
+    source = corpora.open_source(data.train, data)
+    tokenizer = choose_tokenizer(source, data, progress)
+    train = prepare_source(source, tokenizer, data, progress)
+    everything = np.arange(len(train))
+    if data.validation == "tail":
+        if len(train) <= data.validation_sequences:
+            raise UserError(
+                f"{data.train}: {len(train):,} sequences, not enough to hold out data.validation_sequences="
+                f"{data.validation_sequences:,}"
+            )
+        chosen, held_out = everything[: -data.validation_sequences], everything[-data.validation_sequences :]
+        validation = train
+    else:
+        validation = prepare_source(corpora.open_source(data.validation, data, "validation"), tokenizer, data, progress)
+        chosen, held_out = everything, np.arange(min(len(validation), data.validation_sequences))
+    if data.max_sequences is not None and data.max_sequences < len(chosen):
+        sample = np.random.default_rng(0).choice(len(chosen), data.max_sequences, replace=False)
+        chosen = chosen[np.sort(sample)]
+    return Prepared(train, chosen, validation, held_out, tokenizer)
+
+
+def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progress) -> PreTrainedTokenizerFast:
+    if data.tokenizer != "corpus":
+        return tokenizers.load_tokenizer(data.tokenizer, data.max_length)
+    if source.name == "synthetic":
+        return tokenizers.of_synthetic_language(data.max_length)
+    # Trained once, kept beside the shards under the fingerprint of the text it was trained on.
+    recipe = {"source": source.identity, "vocab_size": data.vocab_size, "text": _text_recipe(data)}
+    folder = Path(data.prepared) / f"tokenizer-{_digest(recipe)}"
+    if not (folder / "tokenizer.json").exists():
+        lines = progress(corpora.usable_lines(source, data), "training a tokenizer")
+        trained = tokenizers.trained_on(lines, data.vocab_size, data.max_length)
+        with new_folder(folder) as partial:
+            trained.save_pretrained(partial)
+    return tokenizers.load_tokenizer(str(folder), data.max_length)
+
+
+def prepare_source(
+    source: corpora.Source, tokenizer: PreTrainedTokenizerFast, data: DataConfig, progress: Progress
+) -> TokenSet:
+    recipe = {
+        "source": source.identity,
+        "text": _text_recipe(data),
+        "tokenizer": tokenizers.fingerprint(tokenizer),
+        "max_length": data.max_length,
+        "format": 1,
+    }
+    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.name).name.split(".")[0]) or "text"
+    folder = Path(data.prepared) / f"{stem}-{_digest(recipe)}"
+    if not (folder / "manifest.json").exists():
+        with new_folder(folder) as partial:
+            _write_shards(partial, source, tokenizer, data, recipe, progress)
+    return TokenSet(folder)
+
+
+def _text_recipe(data: DataConfig) -> dict[str, Any]:
+    return {"filter": data.filter, "undo_wikitext_marks": data.undo_wikitext_marks}
+
+
+def _digest(recipe: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _write_shards(
+    folder: Path,
+    source: corpora.Source,
+    tokenizer: PreTrainedTokenizerFast,
+    data: DataConfig,
+    recipe: dict[str, Any],
+    progress: Progress,
+) -> None:
+    dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+    shards: list[dict[str, Any]] = []
+    tokens: list[NDArray[Any]] = []
+    lengths: list[NDArray[np.uint16]] = []
+
+    def flush() -> None:
+        entry: dict[str, Any] = {}
+        for kind, parts in (("token", tokens), ("length", lengths)):
+            name = f"{kind}s-{len(shards):05d}.bin"
+            np.concatenate(parts).tofile(folder / name)
+            entry |= {
+                f"{kind}s": name,
+                f"{kind}_bytes": (folder / name).stat().st_size,
+                f"{kind}_sha256": sha256(folder / name),
+            }
+        shards.append(entry)
+        tokens.clear()
+        lengths.clear()
+
+    total_tokens = total_sequences = 0
+    chunks = _read_ahead(corpora.usable_lines(source, data), LINES_PER_CHUNK)
+    for ids in progress(_tokenised(chunks, tokenizer, data.max_length), f"tokenising {source.name}"):
+        tokens.append(np.fromiter(itertools.chain.from_iterable(ids), dtype=dtype))
+        lengths.append(np.fromiter(map(len, ids), dtype=np.uint16))
+        total_tokens += len(tokens[-1])
+        total_sequences += len(ids)
+        if sum(map(len, tokens)) >= TOKENS_PER_SHARD:
+            flush()
+    if tokens:
+        flush()
+    if not shards:
+        raise UserError(f'the corpus "{source.name}" is empty: no line passes the filter "{data.filter}"')
+    tokenizer.save_pretrained(folder / "tokenizer")
+    write_json(
+        folder / "manifest.json",
+        {
+            "name": source.name,
+            "sequences": total_sequences,
+            "tokens": total_tokens,
+            "mean_length": total_tokens / total_sequences,
+            "dtype": np.dtype(dtype).name,
+            "max_length": data.max_length,
+            "vocab_size": len(tokenizer),
+            "recipe": recipe,
+            "shards": shards,
+        },
+    )
+
+
+def _tokenised(
+    chunks: Iterator[list[str]], tokenizer: PreTrainedTokenizerFast, max_length: int
+) -> Iterator[list[list[int]]]:
+    """Chunks of lines → chunks of id lists. The Rust tokenizer spreads a chunk over all cores."""
+    backend = tokenizer.backend_tokenizer.from_str(tokenizers.canonical(tokenizer))
+    backend.enable_truncation(max_length)
+    for lines in chunks:
+        yield [encoding.ids for encoding in backend.encode_batch_fast(lines)]
+
+
+def _read_ahead(lines: Iterator[str], size: int, depth: int = 8) -> Iterator[list[str]]:
+    """Chunks of lines, read (and decompressed) on a thread while the tokenizer works."""
+    chunks: queue.Queue[list[str] | BaseException | None] = queue.Queue(maxsize=depth)
+    stopped = threading.Event()
+
+    def put(item: list[str] | BaseException | None) -> None:
+        while not stopped.is_set():
+            try:
+                return chunks.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+
+    def read() -> None:
+        try:
+            for chunk in iter(lambda: list(itertools.islice(lines, size)), []):
+                if stopped.is_set():
+                    return
+                put(chunk)
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        while (item := chunks.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopped.set()
+        thread.join()

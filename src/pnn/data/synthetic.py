@@ -1,0 +1,221 @@
+"""The embedded corpus: a small language, made by code, in which the best possible prediction of every word is known.
+
+A paragraph opens with a sentence that states three facts (a place, a food, a colour) and goes on with sentences of
+a few shapes that use them. Every word belongs to one kind, by its spelling alone:
+
+* grammar    fixed words of a sentence shape: they follow from the words around them;
+* agreement  is/are, has/have, it/they …: they follow from a noun or verb that may stand far away;
+* fact       the place, the food, the colour: they follow from another mention in the paragraph;
+* free       nouns, verbs, adjectives, adverbs: drawn at random, a guess is right as often as the likeliest word is drawn.
+
+`best_prediction_probability` computes, for masked words, the probability that the best possible guesser is right, exactly:
+a sum over all ways to cut the paragraph into sentences, all sentence shapes and numbers (a forward–backward pass over
+sentence borders). Its mean over masked words is the ceiling that a model is judged against.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+KINDS = ("grammar", "agreement", "fact", "free")
+SPECIAL_WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SENTENCES = (3, 4)  # sentences of a paragraph, each number equally likely
+
+# Sentence shapes. Small letters are grammar; capitals name a slot.
+OPENINGS = (
+    "the NOUN of PLACE wear COLOUR hats .",
+    "in PLACE , COLOUR suits the NOUN .",
+)
+BODIES = (
+    "PRON HAVE ADJ COLOUR boots .",
+    "DET NOUN BE ADJ in PLACE .",
+    "near PLACE PRON VERB ADV .",
+    "all say COLOUR DO look ADJ .",
+)
+FACTS = {
+    "PLACE": "avon brill corfe delph eyam fowey goring hythe".split(),
+    "COLOUR": "amber black cream dun ecru fawn green hazel".split(),
+}
+# Words that agree in number: (singular, plural). One pair per slot, so the slot's word follows from the number.
+AGREEMENT = {
+    "BE": ("is", "are"),
+    "HAVE": ("has", "have"),
+    "DO": ("does", "do"),
+    "PRON": ("it", "they"),
+    "DET": ("this", "these"),
+}
+# Words drawn freely, the first likeliest (weights 1, 1/2, 1/3 …); a pair is singular/plural.
+FREE = {
+    "NOUN": "fox/foxes goose/geese child/children baker/bakers monk/monks otter/otters".split(),
+    "VERB": "sings/sing rests/rest waits/wait hums/hum digs/dig swims/swim".split(),
+    "ADJ": "old tall kind shy bold calm".split(),
+    "ADV": "slowly often early gladly alone twice".split(),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One sentence shape in one number: for each slot, the probability of each word, and its fact (or −1)."""
+
+    number: int  # 0 singular, 1 plural
+    probability: float  # of the shape, given the number
+    emission: NDArray[np.float64]  # (slots, vocabulary); any word of its category counts 1 in a fact slot
+    fact: NDArray[np.int64]  # (slots,) index into FACTS, −1 elsewhere
+    is_opening: bool
+
+    def __len__(self) -> int:
+        return len(self.fact)
+
+    @cached_property
+    def choices(self) -> list[tuple[list[int], list[float]]]:
+        """For each slot its words and the borders between their shares of (0, 1), to draw one from a uniform number."""
+        words = [np.flatnonzero(row) for row in self.emission]
+        return [(w.tolist(), row[w].cumsum()[:-1].tolist()) for w, row in zip(words, self.emission, strict=True)]
+
+
+class Language:
+    def __init__(self) -> None:
+        literals = {w for shape in OPENINGS + BODIES for w in shape.split() if not w.isupper()}
+        by_kind = {
+            "grammar": sorted(literals),
+            "agreement": [w for pair in AGREEMENT.values() for w in pair],
+            "fact": [w for words in FACTS.values() for w in words],
+            "free": [form for words in FREE.values() for w in words for form in w.split("/")],
+        }
+        self.words: list[str] = [*SPECIAL_WORDS, *(w for kind in KINDS for w in by_kind[kind])]
+        self.ids = {word: index for index, word in enumerate(self.words)}
+        if len(self.ids) != len(self.words):
+            raise AssertionError("a word of the embedded language belongs to two kinds")
+        kinds = [-1] * len(SPECIAL_WORDS) + [k for k, kind in enumerate(KINDS) for _ in by_kind[kind]]
+        self.kind_of_word = np.array(kinds)  # index into KINDS, −1 for special words
+        self.fact_words = [np.array([self.ids[w] for w in words]) for words in FACTS.values()]
+        self.shapes = [
+            Shape(number, 1 / len(group), *self._slots(text, number), is_opening=group is OPENINGS)
+            for number in (0, 1)
+            for group in (OPENINGS, BODIES)
+            for text in group
+        ]
+
+    def _slots(self, text: str, number: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        slots = text.split()
+        emission = np.zeros((len(slots), len(self.words)))
+        fact = np.full(len(slots), -1)
+        for row, slot in enumerate(slots):
+            if slot in FACTS:
+                fact[row] = list(FACTS).index(slot)
+                emission[row, self.fact_words[fact[row]]] = 1.0
+            elif slot in AGREEMENT:
+                emission[row, self.ids[AGREEMENT[slot][number]]] = 1.0
+            elif slot in FREE:
+                weights = 1 / np.arange(1, len(FREE[slot]) + 1)
+                for word, weight in zip(FREE[slot], weights / weights.sum(), strict=True):
+                    emission[row, self.ids[word.split("/")[number if "/" in word else 0]]] = weight
+            else:
+                emission[row, self.ids[slot]] = 1.0
+        return emission, fact
+
+    def paragraph(self, rng: np.random.Generator) -> list[int]:
+        """One paragraph, as word ids without special words."""
+        facts = [int(words[rng.integers(len(words))]) for words in self.fact_words]
+        number = rng.integers(2)
+        ids: list[int] = []
+        for sentence in range(SENTENCES[rng.integers(len(SENTENCES))]):
+            group = [s for s in self.shapes if s.number == number and s.is_opening == (sentence == 0)]
+            shape = group[rng.integers(len(group))]
+            draws = rng.random(len(shape))
+            for draw, fact, (words, cumulative) in zip(draws, shape.fact, shape.choices, strict=True):
+                ids.append(facts[fact] if fact >= 0 else words[bisect.bisect(cumulative, draw)])
+        return ids
+
+
+@cache
+def language() -> Language:
+    return Language()
+
+
+def paragraphs(count: int, seed: int) -> Iterator[str]:
+    """`count` paragraphs as text. Paragraph i depends on (seed, i) alone."""
+    lang = language()
+    for index in range(count):
+        yield " ".join(lang.words[i] for i in lang.paragraph(np.random.default_rng([seed, index])))
+
+
+def best_prediction_probability(ids: NDArray[np.int64], masked: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """For one paragraph (no special words), the probability of the likeliest word at each masked position, given all
+    words that are not masked. Zero elsewhere."""
+    lang = language()
+    known = [np.intersect1d(ids[~masked], words) for words in lang.fact_words]
+    prediction = np.zeros((len(ids), len(lang.words)))
+    total = 0.0
+    for number in (0, 1):
+        shapes = [shape for shape in lang.shapes if shape.number == number]
+        total += _add_predictions(prediction, shapes, ids, masked, known)
+    if total == 0:
+        raise ValueError("this is not a paragraph of the embedded language")
+    return np.where(masked, prediction.max(1), 0.0) / total
+
+
+def _add_predictions(
+    prediction: NDArray[np.float64],
+    shapes: list[Shape],
+    ids: NDArray[np.int64],
+    masked: NDArray[np.bool_],
+    known: list[NDArray[np.int64]],
+) -> float:
+    """Add, for one number, the weighted predictions of all ways to cut the paragraph into sentences of `shapes`;
+    returns the sum of the weights: the probability of the visible words."""
+    length, most = len(ids), max(SENTENCES)
+    # weight[k][i]: probability of the visible words from i on, if a sentence of shape k starts at i
+    weight = [np.zeros(length + 1) for _ in shapes]
+    for w, shape in zip(weight, shapes, strict=True):
+        starts = np.arange(length - len(shape) + 1)
+        w[starts] = shape.probability
+        for slot in range(len(shape)):
+            at = starts + slot
+            w[starts] *= np.where(masked[at], 1.0, shape.emission[slot, ids[at]])
+    forward = np.zeros((most + 1, length + 1))  # forward[s, i]: s sentences end at i
+    backward = np.zeros((most + 1, length + 1))  # backward[s, i]: with s sentences done at i, the rest reaches the end
+    forward[0, 0] = 1.0
+    backward[list(SENTENCES), length] = 1 / len(SENTENCES)
+    for s in range(most):
+        for w, shape in zip(weight, shapes, strict=True):
+            if shape.is_opening == (s == 0):
+                forward[s + 1, len(shape) :] += (forward[s] * w)[: length + 1 - len(shape)]
+    for s in reversed(range(most)):
+        for w, shape in zip(weight, shapes, strict=True):
+            if shape.is_opening == (s == 0):
+                n = max(0, length + 1 - len(shape))
+                backward[s, :n] += w[:n] * backward[s + 1, len(shape) :]
+    for w, shape in zip(weight, shapes, strict=True):
+        n = max(0, length + 1 - len(shape))
+        before = slice(0, 1) if shape.is_opening else slice(1, most)
+        after = slice(before.start + 1, before.stop + 1)
+        posterior = (forward[before, :n] * w[:n] * backward[after, len(shape) :]).sum(0)
+        for start in np.flatnonzero(posterior):
+            for slot in np.flatnonzero(masked[start : start + len(shape)]):
+                prediction[start + slot] += posterior[start] * _slot_prediction(shape, slot, known)
+    return float(backward[0, 0])
+
+
+def _slot_prediction(shape: Shape, slot: int, known: list[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """What to expect in a masked slot: the fact if any mention of it is visible, else every word of its category."""
+    if shape.fact[slot] < 0:
+        return shape.emission[slot]
+    seen = known[shape.fact[slot]]
+    if len(seen) == 0:
+        return shape.emission[slot] / shape.emission[slot].sum()
+    prediction = np.zeros_like(shape.emission[slot])
+    prediction[seen] = 1.0
+    return prediction
+
+
+def fingerprint() -> str:
+    """Changes with the language, so that token shards made from an older one are not taken for it."""
+    return hashlib.sha256(repr((OPENINGS, BODIES, FACTS, AGREEMENT, FREE, SENTENCES)).encode()).hexdigest()[:12]

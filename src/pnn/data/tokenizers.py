@@ -1,0 +1,111 @@
+"""Tokenizers: by name, by file, or made from the corpus. All come back as `PreTrainedTokenizerFast` with [CLS] … [SEP]
+around a sequence and without `token_type_ids`, for which our models have no place."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from pnn.data import synthetic
+from pnn.errors import UserError
+
+SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+
+
+def wrap(backend: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        **SPECIAL,
+    )
+
+
+def _frame(backend: Tokenizer) -> Tokenizer:
+    """[CLS] text [SEP], and [CLS] a [SEP] b [SEP] for pairs."""
+    ids = {token: backend.token_to_id(token) for token in ("[CLS]", "[SEP]")}
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=list(ids.items())
+    )
+    return backend
+
+
+def _word_piece(model: models.WordPiece) -> Tokenizer:
+    backend = Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+def from_vocabulary(vocab_file: Path, max_length: int) -> PreTrainedTokenizerFast:
+    """BERT's uncased tokenizer from its vocab.txt."""
+    vocabulary = {word: i for i, word in enumerate(vocab_file.read_text(encoding="utf-8").splitlines())}
+    missing = [token for token in SPECIAL.values() if token not in vocabulary]
+    if missing:
+        raise UserError(f"{vocab_file}: no {', '.join(missing)} in the vocabulary")
+    backend = _frame(_word_piece(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)))
+    backend.add_special_tokens(list(SPECIAL.values()))
+    return wrap(backend, max_length)
+
+
+def trained_on(lines: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+    backend = _word_piece(models.WordPiece(unk_token="[UNK]"))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL.values()), show_progress=False, continuing_subword_prefix="##"
+    )
+    backend.train_from_iterator(lines, trainer)
+    return wrap(_frame(backend), max_length)
+
+
+def of_synthetic_language(max_length: int) -> PreTrainedTokenizerFast:
+    """One token a word, in the language's own numbering."""
+    backend = Tokenizer(models.WordLevel(synthetic.language().ids, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend = _frame(backend)
+    backend.add_special_tokens(list(SPECIAL.values()))
+    return wrap(backend, max_length)
+
+
+def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
+    """A tokenizer by file (vocab.txt, tokenizer.json), folder, or hub name."""
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "tokenizer.json").exists() and (path / "vocab.txt").exists():
+        path = path / "vocab.txt"
+    if path.suffix in (".txt", ".json") and not path.exists():
+        raise UserError(f'no tokenizer file "{name}"')
+    try:
+        if path.suffix == ".txt":
+            return from_vocabulary(path, max_length)
+        if path.is_file():
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), **SPECIAL)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+    except UserError:
+        raise
+    except Exception as error:  # the loaders raise many kinds: no such name, no network, a broken file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f'cannot load the tokenizer "{name}": {reason}') from error
+    if not tokenizer.is_fast:
+        raise UserError(f'the tokenizer "{name}" has no fast (Rust) version, which preparing text needs')
+    if any(id is None or id >= len(tokenizer) for id in (tokenizer.mask_token_id, tokenizer.pad_token_id)):
+        raise UserError(f'the tokenizer "{name}" has no mask or pad token, which masked language modelling needs')
+    tokenizer.model_max_length = max_length
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    return tokenizer
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
+    """The same for two tokenizers that number the same vocabulary alike and split text alike."""
+    return hashlib.sha256(canonical(tokenizer).encode()).hexdigest()[:16]
+
+
+def canonical(tokenizer: PreTrainedTokenizerFast) -> str:
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    return backend.to_str()

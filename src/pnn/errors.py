@@ -1,0 +1,22 @@
+"""The one exception a user is meant to read.
+
+Anything a person can get wrong (a path, a key, a broken file) raises `UserError` with one sentence that says what is
+wrong and what to do; the command line prints the sentence and exits with code 2. Everything else is a bug of ours and
+keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input, said in one sentence."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A suggestion for a misspelt name, as the end of a sentence: ` (did you mean "x"?)`, or what there is to choose from."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f' (did you mean "{close[0]}"?)' if close else f" (known: {', '.join(known)})"

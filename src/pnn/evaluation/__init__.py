@@ -1,0 +1,1 @@
+"""Numbers from a model: accuracy and loss on fixed masks."""

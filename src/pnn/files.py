@@ -1,0 +1,71 @@
+"""Writing files so that a reader never sees half of one: write beside, flush to disk, rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        with open(partial, "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill; it appears under its name only if the block succeeds, and not at all if it fails."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for stale in target.parent.glob(f".{target.name}.partial-*"):
+        if not _alive(int(stale.name.rpartition("-")[2])):  # left by a process that was killed
+            shutil.rmtree(stale, ignore_errors=True)
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial.mkdir()
+    try:
+        yield partial
+        for file in partial.rglob("*"):
+            if file.is_file():
+                with open(file, "rb") as f:
+                    os.fsync(f.fileno())
+        os.rename(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def point(link: Path, target: Path) -> None:
+    """Make `link` a symbolic link to its sibling `target`, replacing an older one in one step."""
+    partial = link.with_name(f".{link.name}.partial-{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(target.name)
+    os.replace(partial, link)
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,331 @@
+"""What PNN and the BERT baseline share: how inputs are arranged, how weights start, and the three heads.
+
+An encoder turns tokens into `states`: h⁰ (the embeddings), h¹, …, hᵀ, one per refinement step or layer. A head reads
+them. All are `PreTrainedModel`s, so `save_pretrained`, pipelines and the HF `Trainer` work with no adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput, can_return_tuple
+
+from pnn.nn.attention import Layout
+from pnn.nn.embeddings import TokenPositionEmbeddings
+from pnn.nn.gating import QueryKeyGate
+from pnn.nn.head import VocabularyHead
+from pnn.objectives import IGNORE, cross_entropy, weighted_sum
+
+
+@dataclass
+class EncoderOutput(ModelOutput):
+    """`states`: T+1 tensors h⁰ … hᵀ. `deltas` and `gates`: T tensors each, on request and where the model has them."""
+
+    last_hidden_state: Tensor | None = None
+    states: tuple[Tensor, ...] | None = None
+    deltas: tuple[Tensor, ...] | None = None
+    gates: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class MaskedLMOutput(ModelOutput):
+    """`step_losses`: the unweighted loss of each supervised step, without gradient."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    step_losses: Tensor | None = None
+    states: tuple[Tensor, ...] | None = None
+    deltas: tuple[Tensor, ...] | None = None
+    gates: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class ClassifierOutput(ModelOutput):
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    states: tuple[Tensor, ...] | None = None
+    gates: tuple[Tensor, ...] | None = None
+
+
+def check_heads(config: Any) -> None:
+    if config.hidden_size % config.num_attention_heads:
+        raise ValueError(
+            f"num_attention_heads={config.num_attention_heads} does not divide hidden_size={config.hidden_size}"
+        )
+
+
+def arrange(
+    tokens: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    max_positions: int,
+) -> tuple[Tensor, Layout]:
+    """Position ids and layout of a padded (B, L, d) or packed (1, N, d) batch of token embeddings."""
+    rows, length = tokens.shape[:2]
+    if cu_seqlens is not None:
+        if rows != 1:
+            raise ValueError(f"packed input is one row of tokens, got {rows} rows")
+        layout = Layout(cu_seqlens=cu_seqlens, max_seqlen=max_positions)
+        if position_ids is None:
+            position_ids = (torch.arange(length, device=tokens.device) - layout.sequence_starts(length))[None]
+        return position_ids, layout
+    if length > max_positions:
+        raise ValueError(f"a sequence of {length} tokens, but the model takes {max_positions} (truncate it)")
+    if position_ids is None:
+        position_ids = torch.arange(length, device=tokens.device)[None]
+    return position_ids, Layout(keep=None if attention_mask is None else attention_mask.bool())
+
+
+class PnnPreTrainedModel(PreTrainedModel):
+    base_model_prefix = "encoder"
+    accepts_loss_kwargs = True  # HF Trainer: we divide by `num_items_in_batch` ourselves
+    _supports_sdpa = True
+    _supports_attention_backend = False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """N(0, σ²) for matrices, zero for biases; then what the paper starts elsewhere. Runs over every module after the
+        constructors: an initial value that matters has to be set here or it is lost."""
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear):
+            if getattr(module, "zero_start", False):
+                init.zeros_(module.weight)
+            else:
+                init.normal_(module.weight, mean=0.0, std=std)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=std)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, QueryKeyGate):
+            init.constant_(module.temperature, module.initial_temperature)
+
+
+class EncoderBase(PnnPreTrainedModel):
+    """Embeddings, then `refine` (the subclass's own steps)."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.embeddings = TokenPositionEmbeddings(
+            config.vocab_size,
+            config.max_position_embeddings,
+            config.hidden_size,
+            config.dropout,
+            config.layer_norm_eps,
+        )
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings.token
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings.token = value  # type: ignore[assignment]
+
+    def refine(self, h: Tensor, layout: Layout, num_steps: int | None) -> EncoderOutput:
+        raise NotImplementedError
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        num_steps: int | None = None,
+        output_states: bool = False,
+        output_gates: bool = False,
+    ) -> EncoderOutput:
+        """Padded input is (B, L) with an `attention_mask`; packed input is (1, N) with `cu_seqlens` (int32 borders).
+        `token_type_ids` is taken, because BERT tokenizers send it, and not used: there is no segment embedding."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        tokens = self.embeddings.token(input_ids) if inputs_embeds is None else inputs_embeds
+        position_ids, layout = arrange(
+            tokens, attention_mask, position_ids, cu_seqlens, self.config.max_position_embeddings
+        )
+        out = self.refine(self.embeddings(tokens, position_ids), layout, num_steps)
+        if not output_states:
+            out.states = None
+        if not output_gates:
+            out.deltas = out.gates = None
+        return out
+
+
+class MaskedLMBase(PnnPreTrainedModel):
+    """Predicts masked tokens, at the positions that are asked for.
+
+    `logit_positions` (flat indices into the B·L or N tokens) limits both logits and loss to those rows; `labels` then has
+    one entry per position. Without it, logits cover every position and the loss every label that is not −100.
+    `output_logits=False` leaves them out where only the loss is wanted.
+    """
+
+    encoder_class: ClassVar[Callable[[Any], EncoderBase]]
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"head.decoder.weight": "encoder.embeddings.token.weight"}  # type: ignore[misc]
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        self.encoder = type(self).encoder_class(config)
+        self.head = VocabularyHead(
+            config.hidden_size, config.vocab_size, transform=config.head_transform, eps=config.layer_norm_eps
+        )
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head.decoder
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.head.decoder = value  # type: ignore[assignment]
+
+    def supervised(self, states: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[float]]:
+        """The states whose predictions are trained, and the weight of each."""
+        raise NotImplementedError
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        logit_positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        num_steps: int | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        output_logits: bool = True,
+        output_states: bool = False,
+        output_gates: bool = False,
+    ) -> MaskedLMOutput:
+        out = self.encoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            cu_seqlens=cu_seqlens,
+            num_steps=num_steps,
+            output_states=True,
+            output_gates=output_gates,
+        )
+        states: tuple[Tensor, ...] = out.states
+
+        def rows(h: Tensor, positions: Tensor) -> Tensor:
+            return h.flatten(0, 1).index_select(0, positions)
+
+        loss = step_losses = logits = None
+        if labels is not None:
+            labels = labels.flatten()
+            at = logit_positions
+            if at is None:
+                at = (labels != IGNORE).nonzero().squeeze(1)
+                labels = labels[at]
+            trained, weights = self.supervised(states)
+            step_logits = [self.head(rows(h, at)) for h in trained]
+            losses = [cross_entropy(step, labels, num_items_in_batch) for step in step_logits]
+            loss = weighted_sum(losses, weights)
+            step_losses = torch.stack([step.detach() for step in losses])
+            if logit_positions is not None and output_logits:
+                logits = step_logits[-1]
+        if logits is None and output_logits:
+            last = out.last_hidden_state
+            logits = self.head(last if logit_positions is None else rows(last, logit_positions))
+        return MaskedLMOutput(
+            loss=loss,
+            logits=logits,
+            step_losses=step_losses,
+            states=states if output_states else None,
+            deltas=out.deltas,
+            gates=out.gates,
+        )
+
+
+class SequenceClassificationBase(PnnPreTrainedModel):
+    """Reads the last state of the first token ([CLS]). One label is regression."""
+
+    encoder_class: ClassVar[Callable[[Any], EncoderBase]]
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.encoder = type(self).encoder_class(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_steps: int | None = None,
+        output_states: bool = False,
+        output_gates: bool = False,
+    ) -> ClassifierOutput:
+        out = self.encoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            num_steps=num_steps,
+            output_states=output_states,
+            output_gates=output_gates,
+        )
+        logits = self.classifier(self.dropout(out.last_hidden_state[:, 0]))
+        loss = None if labels is None else self.classification_loss(logits, labels)
+        return ClassifierOutput(loss=loss, logits=logits, states=out.states, gates=out.gates)
+
+    def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        kind = self.config.problem_type
+        if kind is None:
+            kind = "regression" if self.num_labels == 1 else "single_label_classification"
+            if labels.is_floating_point() and self.num_labels > 1:
+                kind = "multi_label_classification"
+        if kind == "regression":
+            return F.mse_loss(logits.float().squeeze(-1), labels.float().view_as(logits.squeeze(-1)))
+        if kind == "multi_label_classification":
+            return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
+        return F.cross_entropy(logits.float(), labels.view(-1))
+
+
+class MultipleChoiceBase(PnnPreTrainedModel):
+    """Scores each of C candidate sequences by its first token's last state: (B, C, L) → (B, C)."""
+
+    encoder_class: ClassVar[Callable[[Any], EncoderBase]]
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        self.encoder = type(self).encoder_class(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_steps: int | None = None,
+    ) -> ClassifierOutput:
+        batch, choices, length = input_ids.shape
+        mask = None if attention_mask is None else attention_mask.view(-1, length)
+        out = self.encoder(input_ids=input_ids.view(-1, length), attention_mask=mask, num_steps=num_steps)
+        logits = self.classifier(self.dropout(out.last_hidden_state[:, 0])).view(batch, choices)
+        loss = None if labels is None else F.cross_entropy(logits.float(), labels)
+        return ClassifierOutput(loss=loss, logits=logits)

@@ -1,0 +1,93 @@
+"""The BERT baseline of the PNN paper: the same embeddings and head, twelve distinct post-norm layers, 132,066,618 parameters.
+
+No segment embedding, no pooler and no transform before the vocabulary: this is what gives the paper's 132.1M.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from pnn.models.base import (
+    EncoderBase,
+    EncoderOutput,
+    MaskedLMBase,
+    MultipleChoiceBase,
+    SequenceClassificationBase,
+    check_heads,
+)
+from pnn.nn.attention import Layout
+from pnn.nn.transformer import TransformerLayer
+
+
+@strict
+class BertBaselineConfig(PreTrainedConfig):
+    model_type = "pnn_bert_baseline"
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 128
+    num_hidden_layers: int = 12
+    tie_word_embeddings: bool = False
+    head_transform: bool = False
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int | None = 0
+
+    def validate_layers(self) -> None:
+        check_heads(self)
+        if self.num_hidden_layers < 1:
+            raise ValueError(f"num_hidden_layers={self.num_hidden_layers}, but at least one layer is needed")
+
+
+class BertBaselineModel(EncoderBase):
+    config_class = BertBaselineConfig
+
+    def __init__(self, config: BertBaselineConfig):
+        super().__init__(config)
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                config.hidden_size,
+                config.num_attention_heads,
+                config.intermediate_size,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                eps=config.layer_norm_eps,
+            )
+            for _ in range(config.num_hidden_layers)
+        )
+        self.post_init()
+
+    def refine(self, h: Tensor, layout: Layout, num_steps: int | None) -> EncoderOutput:
+        if num_steps is not None and num_steps > len(self.layers):
+            raise ValueError(f"num_steps={num_steps}, but a BERT baseline of {len(self.layers)} layers has no more steps")
+        states = [h]
+        for layer in self.layers[:num_steps]:
+            h = layer(h, layout)
+            states.append(h)
+        return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=(), gates=())
+
+
+class BertBaselineForMaskedLM(MaskedLMBase):
+    config_class = BertBaselineConfig
+    encoder_class = BertBaselineModel
+
+    def supervised(self, states: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[float]]:
+        return states[-1:], [1.0]
+
+
+class BertBaselineForSequenceClassification(SequenceClassificationBase):
+    config_class: Any = BertBaselineConfig
+    encoder_class = BertBaselineModel
+
+
+class BertBaselineForMultipleChoice(MultipleChoiceBase):
+    config_class: Any = BertBaselineConfig
+    encoder_class = BertBaselineModel

@@ -1,0 +1,147 @@
+"""Plastic Neural Networks: one gated refiner applied again and again.
+
+    h⁰ = embed(x),   hᵗ = hᵗ⁻¹ + Δᵗ,   Δᵗ = refiner(hᵗ⁻¹),   t = 1 … T,   logits = head(hᵀ)          (equation 1)
+
+The defaults are the paper's equations: no norm on δ, no gate bias, zero init, an untied head: 53,704,251 parameters.
+What the published code does instead is `delta_norm=True, gate_bias=True, zero_init=False`: 53,707,323.
+`schedule` says which refiner runs at which step: [0, 0, 0, 0] is the paper; [0, 1, 2, 3, 0, 1, 2, 3] applies four twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from pnn.models.base import (
+    EncoderBase,
+    EncoderOutput,
+    MaskedLMBase,
+    MultipleChoiceBase,
+    SequenceClassificationBase,
+    check_heads,
+)
+from pnn.nn.attention import Layout
+from pnn.nn.refiner import DeltaRefiner
+from pnn.objectives import step_weights
+
+UPDATES = ("gated", "delta")
+GATES = ("query_key", "none")
+
+
+@strict
+class PNNConfig(PreTrainedConfig):
+    model_type = "pnn"
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 2048
+    max_position_embeddings: int = 128
+    num_steps: int | None = None  # None: the schedule's length, or four
+    schedule: list[int] | None = None  # None: refiner 0 at every step
+    step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four
+    update: str = "gated"
+    gate: str = "query_key"
+    delta_norm: bool = False
+    gate_bias: bool = False
+    zero_init: bool = True
+    tie_word_embeddings: bool = False
+    head_transform: bool = False  # BERT's dense layer before the vocabulary; what a tied head wants
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0  # > 0 rules out flash attention on packed batches
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.num_steps is None:
+            self.num_steps = 4 if self.schedule is None else len(self.schedule)
+        if self.schedule is None and isinstance(self.num_steps, int):
+            self.schedule = [0] * self.num_steps
+        super().__post_init__(**kwargs)
+
+    def validate_refinement(self) -> None:
+        """Called by `@strict` after construction."""
+        check_heads(self)
+        assert self.schedule is not None and self.num_steps is not None
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps={self.num_steps}, but at least one step is needed")
+        if len(self.schedule) != self.num_steps:
+            raise ValueError(f"schedule has {len(self.schedule)} entries, but num_steps={self.num_steps}")
+        if sorted(set(self.schedule)) != list(range(max(self.schedule) + 1)):
+            raise ValueError(f"schedule={self.schedule} must use refiners 0, 1, 2, … without a gap")
+        if self.step_weights is not None and len(self.step_weights) != self.num_steps:
+            raise ValueError(f"step_weights has {len(self.step_weights)} entries, but num_steps={self.num_steps}")
+        if self.update not in UPDATES:
+            raise ValueError(f"update={self.update!r} is none of {', '.join(UPDATES)}")
+        if self.gate not in GATES:
+            raise ValueError(f"gate={self.gate!r} is none of {', '.join(GATES)}")
+
+    @property
+    def num_refiners(self) -> int:
+        assert self.schedule is not None
+        return max(self.schedule) + 1
+
+
+class PNNModel(EncoderBase):
+    config_class = PNNConfig
+
+    def __init__(self, config: PNNConfig):
+        super().__init__(config)
+        self.refiners = nn.ModuleList(
+            DeltaRefiner(
+                config.hidden_size,
+                config.num_attention_heads,
+                config.intermediate_size,
+                dropout=config.dropout,
+                attention_dropout=config.attention_dropout,
+                eps=config.layer_norm_eps,
+                delta_norm=config.delta_norm,
+                gate=config.gate,
+                gate_bias=config.gate_bias,
+                update=config.update,
+                zero_init=config.zero_init,
+            )
+            for _ in range(config.num_refiners)
+        )
+        self.post_init()
+
+    def refine(self, h: Tensor, layout: Layout, num_steps: int | None) -> EncoderOutput:
+        """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again."""
+        schedule = self.config.schedule
+        states, deltas, gates = [h], [], []
+        for step in range(self.config.num_steps if num_steps is None else num_steps):
+            refinement = self.refiners[schedule[step % len(schedule)]](h, layout)
+            h = h + refinement.delta
+            states.append(h)
+            deltas.append(refinement.delta)
+            if refinement.gate is not None:
+                gates.append(refinement.gate)
+        return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=tuple(deltas), gates=tuple(gates))
+
+
+class PNNForMaskedLM(MaskedLMBase):
+    config_class = PNNConfig
+    encoder_class = PNNModel
+
+    def supervised(self, states: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[float]]:
+        steps = len(states) - 1
+        if steps == 0:  # asked for predictions of the embeddings alone
+            return states, [1.0]
+        weights = self.config.step_weights
+        if weights is None or len(weights) != steps:
+            weights = step_weights(steps)
+        return states[1:], list(weights)
+
+
+class PNNForSequenceClassification(SequenceClassificationBase):
+    config_class = PNNConfig
+    encoder_class = PNNModel
+
+
+class PNNForMultipleChoice(MultipleChoiceBase):
+    config_class = PNNConfig
+    encoder_class = PNNModel

@@ -1,0 +1,1 @@
+"""Readable parts, each the equation of its paper. The plain version here is the oracle of any fast one."""

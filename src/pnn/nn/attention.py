@@ -1,0 +1,102 @@
+"""Multi-head self-attention over padded or packed sequences.
+
+    Attn(h) = W_o · concat_i softmax(q_i k_iᵀ / √d_head) v_i,   (q, k, v) = split(W_qkv h)
+
+Tokens come in one of two layouts, and this file is the only place that tells them apart:
+
+* padded: `h` is (sequences, length, d) with an optional mask of real tokens (1) and padding (0);
+* packed: `h` is (1, tokens, d), sequences end to end, `cu_seqlens` their borders. No token sees another sequence.
+
+Packed attention has two forms of the same function: `packed_attention` runs everywhere, and torch's variable-length
+flash attention takes over on a GPU in 16 bit. The latter has no dropout on attention weights, so `attention_dropout` > 0
+keeps the plain form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the tokens of a batch lie in memory: padded (`keep`, may be None) or packed (`cu_seqlens`)."""
+
+    keep: Tensor | None = None  # (sequences, length) bool, True at real tokens
+    cu_seqlens: Tensor | None = None  # (sequences + 1,) int32, borders of packed sequences
+    max_seqlen: int = 0  # an upper bound on the packed sequences' lengths; a constant keeps compiled graphs stable
+
+    def sequence_starts(self, tokens: int) -> Tensor:
+        """For each packed token, the index at which its sequence begins."""
+        assert self.cu_seqlens is not None
+        lengths = self.cu_seqlens.diff().long()
+        return torch.repeat_interleave(self.cu_seqlens[:-1].long(), lengths, output_size=tokens)
+
+
+def padded_attention(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """(sequences, length, heads, d_head) ×3 → the same shape; padding is never attended to."""
+    mask = None if keep is None else keep[:, None, None, :]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2)
+
+
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+    """(tokens, heads, d_head) ×3 → the same shape: sequences are laid out as padded rows for attention alone.
+
+    Everything else in a model (nine tenths of its work) stays packed, so only this step pays for uneven lengths.
+    """
+    assert layout.cu_seqlens is not None
+    tokens = q.shape[0]
+    lengths = layout.cu_seqlens.diff().long()
+    longest = int(lengths.max())
+    within = torch.arange(tokens, device=q.device) - layout.sequence_starts(tokens)
+    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=q.device), lengths, output_size=tokens)
+    slot = sequence * longest + within
+    rows = torch.stack((q, k, v)).new_zeros(3, len(lengths) * longest, *q.shape[1:])
+    rows = rows.index_copy(1, slot, torch.stack((q, k, v)))
+    keep = torch.arange(longest, device=q.device) < lengths[:, None]
+    padded = rows.view(3, len(lengths), longest, *q.shape[1:])
+    out = padded_attention(padded[0], padded[1], padded[2], keep, dropout)
+    return out.reshape(-1, *q.shape[1:]).index_select(0, slot)
+
+
+def flash_takes(q: Tensor, dropout: float) -> bool:
+    """Whether torch's variable-length flash attention computes this: on a GPU, in 16 bit, without attention dropout."""
+    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and dropout == 0.0 and q.shape[-1] <= 256
+
+
+def flash_packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # exists for CUDA builds; imported where it is used
+
+    borders = layout.cu_seqlens
+    out = varlen_attn(q, k, v, borders, borders, layout.max_seqlen, layout.max_seqlen)
+    assert isinstance(out, Tensor)
+    return out
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with biases (as `nn.MultiheadAttention`), its three input projections in one matrix."""
+
+    def __init__(self, hidden_size: int, num_heads: int, attention_dropout: float = 0.0):
+        super().__init__()
+        if hidden_size % num_heads:
+            raise ValueError(f"num_attention_heads={num_heads} does not divide hidden_size={hidden_size}")
+        self.num_heads = num_heads
+        self.attention_dropout = attention_dropout
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.out = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, h: Tensor, layout: Layout) -> Tensor:
+        *batch, hidden = h.shape
+        q, k, v = self.qkv(h).view(*batch, 3, self.num_heads, hidden // self.num_heads).unbind(-3)
+        dropout = self.attention_dropout if self.training else 0.0
+        if layout.cu_seqlens is None:
+            context = padded_attention(q, k, v, layout.keep, dropout)
+        elif flash_takes(q, dropout):
+            context = flash_packed_attention(q[0], k[0], v[0], layout)[None]
+        else:
+            context = packed_attention(q[0], k[0], v[0], layout, dropout)[None]
+        return self.out(context.reshape(*batch, hidden))

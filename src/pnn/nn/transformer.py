@@ -1,0 +1,31 @@
+"""A BERT layer, post-norm:  a = LayerNorm(h + Attn(h)),  h⁺ = LayerNorm(a + FFN(a))."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from pnn.nn.attention import Layout, SelfAttention
+from pnn.nn.feed_forward import FeedForward
+
+
+class TransformerLayer(nn.Module):
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        intermediate_size: int,
+        *,
+        dropout: float,
+        attention_dropout: float,
+        eps: float,
+    ):
+        super().__init__()
+        self.attention = SelfAttention(hidden_size, num_heads, attention_dropout)
+        self.attention_norm = nn.LayerNorm(hidden_size, eps=eps)
+        self.ffn = FeedForward(hidden_size, intermediate_size, dropout)
+        self.ffn_norm = nn.LayerNorm(hidden_size, eps=eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, h: Tensor, layout: Layout) -> Tensor:
+        h = self.attention_norm(h + self.dropout(self.attention(h, layout)))
+        return self.ffn_norm(h + self.dropout(self.ffn(h)))

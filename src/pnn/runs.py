@@ -1,0 +1,108 @@
+"""The run folder: who may write it, where its checkpoint is, and whether that can be trusted.
+
+    runs/<name>/  config.yaml  environment.json  metrics.jsonl  checkpoints/{step-000500,best,last}/  evaluation.json  …
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pnn.config import RunConfig, load_config
+from pnn.errors import UserError
+from pnn.files import sha256, write_text
+
+# Settings that do not change what is learnt and may differ when a run is resumed
+FREE_ON_RESUME = {
+    "name",
+    "data.prepared",
+    "training.log_every",
+    "training.save_every",
+    "training.keep_checkpoints",
+    "training.tensorboard",
+    "evaluation.sets",
+    "evaluation.batch_tokens",
+}
+
+
+def claim(run: Path, config: RunConfig, resume: bool) -> None:
+    """Make sure that `run` is this run's folder: new, or the same run being resumed."""
+    held = run / "config.yaml"
+    if not resume:
+        if run.exists() and (not run.is_dir() or any(run.iterdir())):
+            raise UserError(f"{run} already holds another run or other files: choose another --run, or --resume to go on with it")
+    elif held.exists():
+        before, now = _flat(read_config(run).to_dict()), _flat(config.to_dict())
+        for key in sorted(before.keys() | now.keys()):
+            free = any(key == name or key.startswith(name + ".") for name in FREE_ON_RESUME)
+            if before.get(key) != now.get(key) and not free:
+                raise UserError(
+                    f"cannot resume {run}: {key} was {before.get(key)!r} and is now {now.get(key)!r} "
+                    "(a resumed run must be the same run)"
+                )
+    run.mkdir(parents=True, exist_ok=True)
+    write_text(held, config.to_yaml())
+
+
+def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def read_config(run: Path) -> RunConfig:
+    if not (run / "config.yaml").exists():
+        raise UserError(f"{run} is not a run folder: no config.yaml")
+    return load_config(str(run / "config.yaml"))
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The run folder that a checkpoint lies in, if any."""
+    run = checkpoint.resolve().parent.parent
+    return run if (run / "config.yaml").exists() else None
+
+
+def find_checkpoint(run: str | Path) -> Path | str:
+    """A RUN is a run folder (its best checkpoint, else its last), a checkpoint folder, or a hub name."""
+    path = Path(run)
+    if (path / "config.json").exists():
+        return path
+    for name in ("best", "last"):
+        if (path / "checkpoints" / name / "config.json").exists():
+            return (path / "checkpoints" / name).resolve()
+    if path.exists():
+        raise UserError(f"{run} holds no checkpoint (looked for checkpoints/best, checkpoints/last and config.json)")
+    if str(run).count("/") == 1 and not str(run).startswith((".", "/", "~", "runs/")):
+        return str(run)  # owner/name on the hub
+    raise UserError(f"no run or checkpoint at {run}")
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """Compare every file with its checksum. Folders of other origin, without checksums, pass."""
+    listing = folder / "checksums.json"
+    if not listing.exists():
+        return
+    try:
+        expected = json.loads(listing.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise UserError(f"{listing} is damaged: the checkpoint cannot be trusted") from None
+    for name, digest in expected.items():
+        if not (folder / name).exists():
+            raise UserError(f"{folder / name} is missing: the checkpoint is not whole")
+        if sha256(folder / name) != digest:
+            raise UserError(f"{folder / name} does not match its checksum: the checkpoint is damaged")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not JSON ({error})") from None
+

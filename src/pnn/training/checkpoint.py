@@ -1,0 +1,102 @@
+"""Checkpoints: a model folder anyone can load, plus what an exact resume needs. No pickle anywhere.
+
+    checkpoints/step-000500/  config.json model.safetensors tokenizer.json …  optimizer.safetensors trainer_state.json checksums.json
+    checkpoints/last → step-000500     checkpoints/best → step-000250
+
+A checkpoint is written beside its place and renamed, so it is whole or not there; `best` and `last` are links, replaced in one
+step. Every file has a checksum, compared before anything is read.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pnn.errors import UserError
+from pnn.files import new_folder, point, sha256, write_json
+from pnn.runs import verify_checkpoint
+
+
+def save_checkpoint(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+) -> None:
+    try:
+        with new_folder(folder) as partial:
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            save_file(optimizer_tensors(model, optimizer), partial / "optimizer.safetensors")
+            write_json(partial / "trainer_state.json", state)
+            write_json(partial / "checksums.json", {p.name: sha256(p) for p in sorted(partial.iterdir())})
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"could not write the checkpoint {folder}: {error} (earlier checkpoints are untouched)") from error
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's state by parameter name: `exp_avg.encoder.…`."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{kind}.{names[parameter]}": value.contiguous()
+        for parameter, entries in optimizer.state.items()
+        for kind, value in entries.items()
+    }
+
+
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    tensors = read_tensors(folder / "optimizer.safetensors")
+    for name, parameter in model.named_parameters():
+        entries = {key.partition(".")[0]: value for key, value in tensors.items() if key.partition(".")[2] == name}
+        if entries:
+            optimizer.state[parameter] = {
+                # Adam's step count stays a 32-bit number on the parameter's device, as the fused optimiser keeps it
+                kind: value.to(parameter.device)
+                for kind, value in entries.items()
+            }
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    tensors = read_tensors(folder / "model.safetensors")
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    if set(missing) - tied or unexpected:
+        wrong = sorted({*(set(missing) - tied), *unexpected})
+        raise UserError(f"{folder} holds a model of another architecture ({len(wrong)} weights differ, first {wrong[0]})")
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} is damaged or missing ({error})") from None
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    verify_checkpoint(folder)
+    return json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+
+
+def step_folder(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f"step-{step:06d}"
+
+
+def rotate(checkpoints: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints and those that best and last point to."""
+    pointed = {(checkpoints / name).resolve() for name in ("best", "last")}
+    for folder in sorted(checkpoints.glob("step-*"))[:-keep]:
+        if folder.resolve() not in pointed:
+            shutil.rmtree(folder)
+
+
+def mark(checkpoints: Path, name: str, folder: Path) -> None:
+    point(checkpoints / name, folder)

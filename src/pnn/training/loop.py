@@ -1,0 +1,403 @@
+"""The training loop, on accelerate: one process, many processes, many nodes by `accelerate launch`.
+
+An update is `effective_batch_size` sequences' worth of tokens: `accumulation` micro-batches on each process, every micro-batch
+a fixed number of tokens. All processes read one stream and each takes its turn, so the data of an update, its masks and its
+loss (a sum over all targets divided by their number) do not depend on how many processes share the work.
+
+An exact resume needs no saved random state: masks follow from (seed, place in the stream), dropout from (seed, step).
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from pnn.config import RunConfig
+from pnn.data.batches import PackedBatch, TrainingStream, special_tokens
+from pnn.data.masking import Masked
+from pnn import runs
+from pnn.data.shards import Prepared, prepare
+from pnn.errors import UserError
+from pnn.evaluation.masked import evaluate_masked
+from pnn.files import write_json
+from pnn.models.sections import build_model, model_config
+from pnn.objectives import count_targets
+from pnn.progress import Bar, say, track
+from pnn.training import checkpoint
+from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
+from pnn.training.tracking import Metrics, environment
+
+
+DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Stopped(Exception):
+    """The run was asked to stop (Ctrl-C or SIGTERM), has saved and stopped."""
+
+    def __init__(self, signal_number: int, step: int):
+        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; --resume goes on from there")
+        self.exit_code = 128 + signal_number
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arithmetic of a run: what an update is and how many there are."""
+
+    batch_tokens: int  # tokens of a micro-batch
+    accumulation: int  # micro-batches of an update on each process
+    updates: int
+
+    @staticmethod
+    def of(config: RunConfig, prepared: Prepared, processes: int) -> Plan:
+        training = config.training
+        share, rest = divmod(training.effective_batch_size, training.batch_size * processes)
+        if rest or share == 0:
+            raise UserError(
+                f"training.effective_batch_size {training.effective_batch_size} is not a multiple of batch_size "
+                f"{training.batch_size} × {processes} processes"
+            )
+        lengths = prepared.train.lengths[prepared.train_sequences]
+        # Sequences are counted at their mean length, so an update holds as many as the paper's on average.
+        batch_tokens = max(round(training.batch_size * float(lengths.mean()) / 64) * 64, int(lengths.max()))
+        updates = training.max_steps
+        if updates is None:
+            per_update = batch_tokens * share * processes
+            updates = max(1, math.ceil(training.epochs * int(lengths.sum()) / per_update))
+        return Plan(batch_tokens, share, updates)
+
+
+@dataclass(frozen=True)
+class Update:
+    batches: list[PackedBatch]
+    position: int  # of the stream, once this update is done
+    tokens: int  # real tokens of the update, over all processes
+
+
+def updates_ahead(stream: TrainingStream, plan: Plan, rank: int, processes: int, count: int) -> Iterator[Update]:
+    """This process's share of each update, assembled one update ahead on a thread."""
+
+    def assemble() -> Update:
+        batches, before = [], stream.tokens_taken
+        for turn in range(plan.accumulation * processes):
+            if turn % processes == rank:
+                batches.append(next(stream))
+            else:
+                stream.skip()
+        return Update(batches, stream.position, stream.tokens_taken - before)
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        ahead = pool.submit(assemble) if count > 0 else None
+        for remaining in reversed(range(count)):
+            assert ahead is not None
+            update = ahead.result()
+            if remaining:
+                ahead = pool.submit(assemble)
+            yield update
+
+
+def precision_of(config: RunConfig) -> tuple[str, bool]:
+    """(accelerate's mixed precision, whether to compile) for this machine."""
+    training = config.training
+    on_gpu = torch.cuda.is_available() and training.device != "cpu"
+    if training.device == "cuda" and not on_gpu:
+        raise UserError("training.device: cuda, but this machine has no GPU that torch can use")
+    precision = training.precision
+    if precision == "auto":
+        precision = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if on_gpu else "fp32"
+    if precision == "fp16" and not on_gpu:
+        raise UserError("training.precision: fp16 needs a GPU (use bf16 or fp32 on a CPU)")
+    return ("no" if precision == "fp32" else precision), on_gpu if training.compile is None else training.compile
+
+
+class Trainer:
+    def __init__(self, config: RunConfig, run: Path, resume: bool = False, quiet: bool = False):
+        self.config, self.run, self.quiet = config, run, quiet
+        mixed_precision, self.compiled = precision_of(config)
+        self.accelerator = Accelerator(
+            mixed_precision=mixed_precision,
+            cpu=config.training.device == "cpu",
+            log_with="tensorboard" if config.training.tensorboard else None,
+            project_dir=str(run),
+        )
+        self.is_main = self.accelerator.is_main_process
+        model_config(config.model)  # a mistake there is found before anything is written
+        with self.accelerator.main_process_first():
+            if self.is_main:
+                runs.claim(run, config, resume)
+            self.prepared = prepare(config.data, track if self.is_main and not quiet else lambda items, _: items)
+        self.plan = Plan.of(config, self.prepared, self.accelerator.num_processes)
+        self.special = special_tokens(self.prepared.tokenizer)
+        self.model = self._build()
+        self.optimizer = make_optimizer(self.model, config.training)
+        self.step = 0
+        self.best_loss, self.best_step = math.inf, -1
+        self.seconds = 0.0
+        start = self._restore() if resume else 0
+        self.stream = TrainingStream(
+            self.prepared.train,
+            self.prepared.train_sequences,
+            self.plan.batch_tokens,
+            config.training.seed,
+            filler=self.prepared.tokenizer.pad_token_id or 0,
+            start=start,
+        )
+        self.position = start
+        wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        self.forward = torch.compile(wrapped) if self.compiled else wrapped
+        self.wrapped = wrapped
+        # On a GPU the number of targets is given a fixed upper bound (5 σ above its mean), so that nothing waits for it
+        self.capacity: int | None = None
+        if self.accelerator.device.type == "cuda":
+            mean = config.data.mask_probability * self.plan.batch_tokens
+            self.capacity = math.ceil((mean + 5 * math.sqrt(mean)) / 64) * 64
+        self.unchecked: list[tuple[int, torch.Tensor]] = []  # (step, [loss, gradient norm]) not yet looked at
+        self.signal: int | None = None
+
+    # Setting up ---------------------------------------------------------------------------------------------------
+
+    def _build(self) -> PreTrainedModel:
+        data = self.config.data
+        torch.manual_seed(self.config.training.seed)
+        section = model_config(
+            self.config.model,
+            len(self.prepared.tokenizer),
+            max_position_embeddings=data.max_length,
+            pad_token_id=self.prepared.tokenizer.pad_token_id,
+        )
+        if section.max_position_embeddings < data.max_length:
+            raise UserError(
+                f"model.max_position_embeddings: {section.max_position_embeddings}, but data.max_length is {data.max_length}"
+            )
+        return build_model(section)
+
+    def _restore(self) -> int:
+        """Continue from the last checkpoint; returns its place in the stream."""
+        folder = self.run / "checkpoints" / "last"
+        if not folder.exists():
+            return 0
+        state = checkpoint.read_state(folder)
+        checkpoint.load_weights(self.model, folder)
+        self.model.to(self.accelerator.device)
+        checkpoint.load_optimizer(self.model, self.optimizer, folder)
+        if state.get("scaler") and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
+        self.best_step = state["best_step"]
+        return state["stream_position"]
+
+    # The loop -----------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Train to the end. Raises `Stopped` if asked to stop."""
+        config, plan = self.config.training, self.plan
+        if self.is_main:
+            self._announce()
+        metrics = Metrics(self.run / "metrics.jsonl", self.step) if self.is_main else None
+        self._start_tracker()
+        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        process, processes = self.accelerator.process_index, self.accelerator.num_processes
+        remaining = plan.updates - self.step
+        started, tokens_since = time.perf_counter(), 0
+        self.wrapped.train()
+        try:
+            with Bar(self.config.name, plan.updates, self.step, quiet=self.quiet or not self.is_main) as bar:
+                for update in updates_ahead(self.stream, plan, process, processes, remaining):
+                    rate = learning_rate(self.step, plan.updates, config)
+                    loss, last_step_loss, norm = self._update(update, rate)
+                    self.step += 1
+                    self.position = update.position
+                    self.unchecked.append((self.step, torch.stack((loss, norm))))
+                    tokens_since += update.tokens
+                    note = None
+                    done = self.step == plan.updates
+                    if self.step % config.log_every == 0 or done:
+                        self._check_finite()
+                        now = time.perf_counter()
+                        row = {
+                            "step": self.step,
+                            "loss": loss.item(),
+                            "last_step_loss": last_step_loss.item(),
+                            "learning_rate": rate,
+                            "gradient_norm": norm.item(),
+                            "epoch": self.position / len(self.prepared.train_sequences),
+                            "tokens_per_second": tokens_since / (now - started),
+                        }
+                        self.seconds += now - started
+                        started, tokens_since = now, 0
+                        self._log(metrics, row)
+                        note = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+                    bar.advance(note)
+                    stop = self._agreed_signal()
+                    if self.step % config.evaluate_every == 0 or done:
+                        self._check_finite()
+                        self._evaluate(metrics)
+                        started, tokens_since = time.perf_counter(), 0
+                    if self.step % config.save_every == 0 or done or stop is not None or self.best_step == self.step:
+                        self._save()
+                        started, tokens_since = time.perf_counter(), 0
+                    if stop is not None and not done:
+                        raise Stopped(stop, self.step)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            if metrics is not None:
+                metrics.close()
+            self.accelerator.end_training()
+
+    def _update(self, update: Update, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """One optimiser step. Returns loss (as trained), loss of the last step alone, and gradient norm, on the device."""
+        accelerator, data, seed = self.accelerator, self.config.data, self.config.training.seed
+        device, processes = accelerator.device, accelerator.num_processes
+        torch.manual_seed(_step_seed(seed, self.step, accelerator.process_index))
+        batches = [batch.to(device) for batch in update.batches]
+        masked = [b.mask(self.special, data.mask_probability, seed, data.masking, self.capacity) for b in batches]
+        targets = torch.stack([count_targets(m.labels) for m in masked]).sum()
+        if processes > 1:
+            targets = accelerator.reduce(targets, "sum")
+        losses, last_losses = [], []
+        set_learning_rate(self.optimizer, rate)
+        for index, (batch, inputs) in enumerate(zip(batches, masked, strict=True)):
+            more = index + 1 < len(batches)
+            with accelerator.no_sync(self.wrapped) if more else accelerator.autocast():
+                out = self._forward(batch, inputs, targets)
+                # DDP averages gradients over processes; ours are parts of one sum
+                accelerator.backward(out.loss * processes)
+            losses.append(out.loss.detach())
+            last_losses.append(out.step_losses[-1])
+        norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.training.gradient_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        totals = torch.stack((torch.stack(losses).sum(), torch.stack(last_losses).sum()))
+        if processes > 1:
+            totals = accelerator.reduce(totals, "sum")
+        return totals[0], totals[1], norm.detach()
+
+    def _forward(self, batch: PackedBatch, inputs: Masked, targets: torch.Tensor) -> Any:
+        return self.forward(
+            input_ids=inputs.input_ids[None],
+            position_ids=batch.position_ids[None],
+            cu_seqlens=batch.cu_seqlens,
+            labels=inputs.labels,
+            logit_positions=inputs.positions,
+            num_items_in_batch=targets,
+            output_logits=False,
+        )
+
+    # At intervals -------------------------------------------------------------------------------------------------
+
+    def _check_finite(self) -> None:
+        """Look at the losses and gradient norms since the last look (one wait for the device instead of one a step).
+        With fp16 an infinite gradient is the scaler's business: it skips that update."""
+        seen, self.unchecked = self.unchecked, []
+        columns = 1 if self.accelerator.scaler is not None else 2
+        for step, values in seen:
+            if not bool(torch.isfinite(values[:columns]).all()):
+                good = self.run / "checkpoints" / "last"
+                kept = f"the last good checkpoint is {good.resolve().name}" if good.exists() else "no checkpoint was saved yet"
+                raise UserError(
+                    f"the loss became non-finite at step {step} (loss {values[0].item():.4g}, gradient norm "
+                    f"{values[1].item():.4g}); {kept}. A lower training.learning_rate usually helps."
+                )
+
+    def _log(self, metrics: Metrics | None, row: dict[str, Any]) -> None:
+        if metrics is not None:
+            metrics.write(row)
+        if self.config.training.tensorboard:
+            self.accelerator.log({k: v for k, v in row.items() if isinstance(v, int | float) and k != "step"}, step=row["step"])
+
+    def _evaluate(self, metrics: Metrics | None) -> None:
+        if self.is_main:
+            result = self._evaluation()
+            if result["loss"] < self.best_loss:
+                self.best_loss, self.best_step = result["loss"], self.step
+            row = {
+                "step": self.step,
+                "validation_loss": result["loss"],
+                "validation_accuracy": result["accuracy"],
+                "validation_accuracy_by_step": result["accuracy_by_step"],
+            }
+            self._log(metrics, row)
+        self.accelerator.wait_for_everyone()
+
+    def _evaluation(self) -> dict[str, Any]:
+        return evaluate_masked(
+            self.model,
+            self.prepared.validation,
+            self.prepared.validation_sequences,
+            mask_probability=self.config.data.mask_probability,
+            mask_seed=self.config.evaluation.mask_seed,
+            batch_tokens=self.config.evaluation.batch_tokens,
+            precision=DTYPES[self.accelerator.mixed_precision],
+        )
+
+    def _save(self) -> None:
+        self._check_finite()
+        if self.is_main:
+            checkpoints = self.run / "checkpoints"
+            folder = checkpoint.step_folder(checkpoints, self.step)
+            if not folder.exists():
+                scaler = self.accelerator.scaler
+                state = {
+                    "step": self.step,
+                    "stream_position": self.position,
+                    "best_loss": None if math.isinf(self.best_loss) else self.best_loss,
+                    "best_step": self.best_step,
+                    "seconds": self.seconds,
+                    "updates": self.plan.updates,
+                    "scaler": scaler.state_dict() if scaler is not None else None,
+                }
+                checkpoint.save_checkpoint(folder, self.model, self.prepared.tokenizer, self.optimizer.optimizer, state)
+            if self.best_step == self.step:
+                checkpoint.mark(checkpoints, "best", folder)
+            checkpoint.mark(checkpoints, "last", folder)
+            checkpoint.rotate(checkpoints, self.config.training.keep_checkpoints)
+
+    # Around the loop ----------------------------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        write_json(
+            self.run / "environment.json", environment(self.config.training.seed, self.accelerator.num_processes)
+        )
+        if not self.quiet:
+            parameters = sum(p.numel() for p in self.model.parameters())
+            say(
+                f"{self.config.name}: {parameters:,} parameters, {len(self.prepared.train_sequences):,} sequences, "
+                f"{self.plan.updates:,} updates of {self.plan.accumulation * self.accelerator.num_processes} × "
+                f"{self.plan.batch_tokens:,} tokens on {self.accelerator.device}"
+                + (f", from step {self.step}" if self.step else "")
+            )
+
+    def _start_tracker(self) -> None:
+        if self.config.training.tensorboard:
+            self.accelerator.init_trackers("tensorboard", init_kwargs={"tensorboard": {"purge_step": self.step + 1}})
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:  # asked twice: stop now, without saving
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def _agreed_signal(self) -> int | None:
+        """The signal that any process has received; all must leave the loop at the same step."""
+        if self.accelerator.num_processes == 1:
+            return self.signal
+        if self.step % self.config.training.log_every:
+            return None
+        heard = self.accelerator.reduce(torch.tensor(self.signal or 0, device=self.accelerator.device), "sum").item()
+        return None if heard == 0 else self.signal or signal.SIGTERM
+
+
+def _step_seed(seed: int, step: int, process: int) -> int:
+    """Dropout's seed at a step: the same after a resume, different for every step and process."""
+    return (seed * 1_000_003 + step) * 4096 + process

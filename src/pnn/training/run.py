@@ -1,0 +1,18 @@
+"""Train a config from start to end: the loop, then the evaluation of its best checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pnn.config import RunConfig
+from pnn.evaluation.run import evaluate_run
+from pnn.progress import track
+from pnn.training.loop import Trainer
+
+
+def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool = False) -> None:
+    trainer = Trainer(config, run, resume=resume, quiet=quiet)
+    trainer.train()
+    if trainer.is_main:
+        evaluate_run(run, progress=track, device=trainer.accelerator.device.type)
+    trainer.accelerator.wait_for_everyone()

@@ -1,0 +1,85 @@
+"""What a run writes about itself: environment.json, metrics.jsonl, and TensorBoard beside it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pnn.files import write_text
+
+PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "safetensors", "numpy", "triton", "datasets")
+
+
+def environment(seed: int, processes: int) -> dict[str, Any]:
+    """Git state, versions, hardware and seed: what somebody needs to repeat the run."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "git": _git(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "hardware": {
+            "gpus": gpus,
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "processes": processes,
+        },
+        "seed": seed,
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("plastic-neural-networks", *PACKAGES):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git() -> dict[str, Any] | None:
+    def git(*args: str) -> str:
+        return subprocess.run(
+            ["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+class Metrics:
+    """metrics.jsonl: one JSON object a line, each with `step`. Opened at a step, it forgets what came after: a resumed run's
+    file equals that of the run that was never stopped."""
+
+    def __init__(self, path: Path, step: int):
+        self.path = path
+        write_text(path, "".join(json.dumps(row) + "\n" for row in read_metrics(path) if row["step"] <= step))
+        self._file = open(path, "a", encoding="utf-8")
+
+    def write(self, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file. A last line that was cut off by a kill is dropped."""
+    rows = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return rows
