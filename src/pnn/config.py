@@ -98,11 +98,11 @@ CHOICES = {
     "training.device": ("auto", "cpu", "cuda"),
 }
 POSITIVE = (
-    "data.vocab_size data.max_length data.max_sequences data.validation_sequences data.synthetic_paragraphs "
-    "training.epochs training.max_steps training.batch_size training.effective_batch_size training.learning_rate "
-    "training.gradient_clip training.log_every training.evaluate_every training.save_every "
-    "training.keep_checkpoints evaluation.batch_tokens"
-).split()
+    *("data." + k for k in ("vocab_size", "max_length", "max_sequences", "validation_sequences", "synthetic_paragraphs")),
+    *("training." + k for k in ("epochs", "max_steps", "batch_size", "effective_batch_size", "learning_rate")),
+    *("training." + k for k in ("gradient_clip", "log_every", "evaluate_every", "save_every", "keep_checkpoints")),
+    "evaluation.batch_tokens",
+)
 
 
 def typed(value: Any, expected: Any, key: str) -> Any:

@@ -1,6 +1,6 @@
 """The run folder: who may write it, where its checkpoint is, and whether that can be trusted.
 
-    runs/<name>/  config.yaml  environment.json  metrics.jsonl  checkpoints/{step-000500,best,last}/  evaluation.json  …
+runs/<name>/  config.yaml  environment.json  metrics.jsonl  checkpoints/{step-000500,best,last}/  evaluation.json  …
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def claim(run: Path, config: RunConfig, resume: bool) -> None:
     held = run / "config.yaml"
     if not resume:
         if run.exists() and (not run.is_dir() or any(run.iterdir())):
-            raise UserError(f"{run} already holds another run or other files: choose another --run, or --resume to go on with it")
+            raise UserError(
+                f"{run} already holds another run or other files: choose another --run, or --resume to go on with it"
+            )
     elif held.exists():
         before, now = _flat(read_config(run).to_dict()), _flat(config.to_dict())
         for key in sorted(before.keys() | now.keys()):
@@ -46,7 +48,7 @@ def claim(run: Path, config: RunConfig, resume: bool) -> None:
 
 
 def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in mapping.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")
@@ -105,4 +107,3 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} does not exist") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not JSON ({error})") from None
-

@@ -54,9 +54,7 @@ def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
 
 def _looks_like_files(name: str) -> bool:
     plain = name.removesuffix(".xz").removesuffix(".gz")
-    return (
-        Path(name).exists() or any(c in name for c in "*?[") or plain.endswith(SUFFIXES) or name.startswith((".", "/", "~"))
-    )
+    return Path(name).exists() or any(c in name for c in "*?[") or plain.endswith(SUFFIXES) or name.startswith((".", "/", "~"))
 
 
 def _find_files(pattern: str) -> list[Path]:
@@ -73,7 +71,7 @@ def _find_files(pattern: str) -> list[Path]:
 
 def _open_binary(file: Path) -> IO[bytes]:
     if file.suffix == ".xz":
-        return lzma.open(file)  # type: ignore[return-value]
+        return lzma.open(file)
     if file.suffix == ".gz":
         return gzip.open(file)  # type: ignore[return-value]
     return open(file, "rb")
@@ -151,7 +149,7 @@ def _hub_source(name: str, data: DataConfig, split: str) -> Source:
     if name in HUB:
         dataset, configuration, streamed = HUB[name]
     else:
-        dataset, _, configuration = name.partition(":")  # type: ignore[assignment]
+        dataset, _, configuration = name.partition(":")
         streamed = False
     if streamed and data.max_sequences is None:
         raise UserError(f'"{name}" is too large to take whole: set data.max_sequences')

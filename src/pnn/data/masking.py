@@ -66,7 +66,9 @@ class Masked:
     labels: Tensor
 
 
-def select(input_ids: Tensor, keys: Tensor, position_ids: Tensor, special: SpecialTokens, probability: float, seed: int) -> Tensor:
+def select(
+    input_ids: Tensor, keys: Tensor, position_ids: Tensor, special: SpecialTokens, probability: float, seed: int
+) -> Tensor:
     """True at tokens that are to be predicted. All arguments are flat, one entry a token."""
     allowed = torch.ones_like(input_ids, dtype=torch.bool)
     for token in special.never_masked:

@@ -221,9 +221,7 @@ def _write_shards(
     )
 
 
-def _tokenised(
-    chunks: Iterator[list[str]], tokenizer: PreTrainedTokenizerFast, max_length: int
-) -> Iterator[list[list[int]]]:
+def _tokenised(chunks: Iterator[list[str]], tokenizer: PreTrainedTokenizerFast, max_length: int) -> Iterator[list[list[int]]]:
     """Chunks of lines → chunks of id lists. The Rust tokenizer spreads a chunk over all cores."""
     backend = tokenizer.backend_tokenizer.from_str(tokenizers.canonical(tokenizer))
     backend.enable_truncation(max_length)

@@ -40,8 +40,8 @@ BODIES = (
     "all say COLOUR DO look ADJ .",
 )
 FACTS = {
-    "PLACE": "avon brill corfe delph eyam fowey goring hythe".split(),
-    "COLOUR": "amber black cream dun ecru fawn green hazel".split(),
+    "PLACE": ["avon", "brill", "corfe", "delph", "eyam", "fowey", "goring", "hythe"],
+    "COLOUR": ["amber", "black", "cream", "dun", "ecru", "fawn", "green", "hazel"],
 }
 # Words that agree in number: (singular, plural). One pair per slot, so the slot's word follows from the number.
 AGREEMENT = {
@@ -53,10 +53,10 @@ AGREEMENT = {
 }
 # Words drawn freely, the first likeliest (weights 1, 1/2, 1/3 …); a pair is singular/plural.
 FREE = {
-    "NOUN": "fox/foxes goose/geese child/children baker/bakers monk/monks otter/otters".split(),
-    "VERB": "sings/sing rests/rest waits/wait hums/hum digs/dig swims/swim".split(),
-    "ADJ": "old tall kind shy bold calm".split(),
-    "ADV": "slowly often early gladly alone twice".split(),
+    "NOUN": ["fox/foxes", "goose/geese", "child/children", "baker/bakers", "monk/monks", "otter/otters"],
+    "VERB": ["sings/sing", "rests/rest", "waits/wait", "hums/hum", "digs/dig", "swims/swim"],
+    "ADJ": ["old", "tall", "kind", "shy", "bold", "calm"],
+    "ADV": ["slowly", "often", "early", "gladly", "alone", "twice"],
 }
 
 
@@ -199,7 +199,7 @@ def _add_predictions(
         after = slice(before.start + 1, before.stop + 1)
         posterior = (forward[before, :n] * w[:n] * backward[after, len(shape) :]).sum(0)
         for start in np.flatnonzero(posterior):
-            for slot in np.flatnonzero(masked[start : start + len(shape)]):
+            for slot in np.flatnonzero(masked[start : start + len(shape)]).tolist():
                 prediction[start + slot] += posterior[start] * _slot_prediction(shape, slot, known)
     return float(backward[0, 0])
 

@@ -89,9 +89,7 @@ def _read_out(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor,
     return logits.argmax(-1) == labels, F.cross_entropy(logits.float(), labels, reduction="none")
 
 
-def _best_possible(
-    ids: NDArray[np.int64], borders: NDArray[np.int32], positions: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _best_possible(ids: NDArray[np.int64], borders: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     masked = np.zeros(len(ids), dtype=bool)
     masked[positions] = True
     best = np.zeros(len(ids))
@@ -110,7 +108,7 @@ def summarise(record: TargetRecord, num_sequences: int) -> dict[str, Any]:
 
     def per_sequence(values: NDArray[Any], chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
         at = slice(None) if chosen is None else chosen
-        return np.bincount(sequence[at], weights=values[at], minlength=num_sequences)
+        return np.bincount(sequence[at], values[at].astype(np.float64), num_sequences).astype(np.float64)
 
     def accuracy(chosen: NDArray[np.bool_] | None = None) -> dict[str, Any]:
         trials = per_sequence(np.ones(len(sequence)), chosen)

@@ -36,11 +36,12 @@ def evaluate_run(
         runs.verify_checkpoint(checkpoint)
     model = load_model(checkpoint)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device)
     tokenizer = load_tokenizer(str(checkpoint), model.config.max_position_embeddings)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
-            f"{checkpoint}: the tokenizer has {len(tokenizer):,} entries, the model {model.config.vocab_size:,}: they do not match"
+            f"{checkpoint}: the tokenizer has {len(tokenizer):,} entries, the model {model.config.vocab_size:,}: "
+            "they do not match"
         )
     config = runs.read_config(folder) if folder is not None else None
     data = config.data if config is not None else DataConfig(max_length=model.config.max_position_embeddings)

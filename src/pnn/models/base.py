@@ -6,7 +6,6 @@ them. All are `PreTrainedModel`s, so `save_pretrained`, pipelines and the HF `Tr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,9 +55,7 @@ class ClassifierOutput(ModelOutput):
 
 def check_heads(config: Any) -> None:
     if config.hidden_size % config.num_attention_heads:
-        raise ValueError(
-            f"num_attention_heads={config.num_attention_heads} does not divide hidden_size={config.hidden_size}"
-        )
+        raise ValueError(f"num_attention_heads={config.num_attention_heads} does not divide hidden_size={config.hidden_size}")
 
 
 def arrange(
@@ -151,9 +148,7 @@ class EncoderBase(PnnPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         tokens = self.embeddings.token(input_ids) if inputs_embeds is None else inputs_embeds
-        position_ids, layout = arrange(
-            tokens, attention_mask, position_ids, cu_seqlens, self.config.max_position_embeddings
-        )
+        position_ids, layout = arrange(tokens, attention_mask, position_ids, cu_seqlens, self.config.max_position_embeddings)
         out = self.refine(self.embeddings(tokens, position_ids), layout, num_steps)
         if not output_states:
             out.states = None
@@ -170,8 +165,8 @@ class MaskedLMBase(PnnPreTrainedModel):
     `output_logits=False` leaves them out where only the loss is wanted.
     """
 
-    encoder_class: ClassVar[Callable[[Any], EncoderBase]]
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"head.decoder.weight": "encoder.embeddings.token.weight"}  # type: ignore[misc]
+    encoder_class: ClassVar[type[EncoderBase]]
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"head.decoder.weight": "encoder.embeddings.token.weight"}
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
@@ -253,7 +248,7 @@ class MaskedLMBase(PnnPreTrainedModel):
 class SequenceClassificationBase(PnnPreTrainedModel):
     """Reads the last state of the first token ([CLS]). One label is regression."""
 
-    encoder_class: ClassVar[Callable[[Any], EncoderBase]]
+    encoder_class: ClassVar[type[EncoderBase]]
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
@@ -305,7 +300,7 @@ class SequenceClassificationBase(PnnPreTrainedModel):
 class MultipleChoiceBase(PnnPreTrainedModel):
     """Scores each of C candidate sequences by its first token's last state: (B, C, L) → (B, C)."""
 
-    encoder_class: ClassVar[Callable[[Any], EncoderBase]]
+    encoder_class: ClassVar[type[EncoderBase]]
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)

@@ -5,8 +5,6 @@ No segment embedding, no pooler and no transform before the vocabulary: this is 
 
 from __future__ import annotations
 
-from typing import Any
-
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
@@ -84,10 +82,10 @@ class BertBaselineForMaskedLM(MaskedLMBase):
 
 
 class BertBaselineForSequenceClassification(SequenceClassificationBase):
-    config_class: Any = BertBaselineConfig
+    config_class = BertBaselineConfig
     encoder_class = BertBaselineModel
 
 
 class BertBaselineForMultipleChoice(MultipleChoiceBase):
-    config_class: Any = BertBaselineConfig
+    config_class = BertBaselineConfig
     encoder_class = BertBaselineModel

@@ -66,7 +66,8 @@ class PNNConfig(PreTrainedConfig):
     def validate_refinement(self) -> None:
         """Called by `@strict` after construction."""
         check_heads(self)
-        assert self.schedule is not None and self.num_steps is not None
+        assert self.schedule is not None
+        assert self.num_steps is not None
         if self.num_steps < 1:
             raise ValueError(f"num_steps={self.num_steps}, but at least one step is needed")
         if len(self.schedule) != self.num_steps:

@@ -72,6 +72,7 @@ def flash_packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> T
     from torch.nn.attention.varlen import varlen_attn  # exists for CUDA builds; imported where it is used
 
     borders = layout.cu_seqlens
+    assert borders is not None
     out = varlen_attn(q, k, v, borders, borders, layout.max_seqlen, layout.max_seqlen)
     assert isinstance(out, Tensor)
     return out

@@ -1,6 +1,7 @@
 """Checkpoints: a model folder anyone can load, plus what an exact resume needs. No pickle anywhere.
 
-    checkpoints/step-000500/  config.json model.safetensors tokenizer.json …  optimizer.safetensors trainer_state.json checksums.json
+    checkpoints/step-000500/  config.json model.safetensors tokenizer.json …
+                              optimizer.safetensors trainer_state.json checksums.json
     checkpoints/last → step-000500     checkpoints/best → step-000250
 
 A checkpoint is written beside its place and renamed, so it is whole or not there; `best` and `last` are links, replaced in one
@@ -45,7 +46,7 @@ def save_checkpoint(
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimiser's state by parameter name: `exp_avg.encoder.…`."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{kind}.{names[parameter]}": value.contiguous()
         for parameter, entries in optimizer.state.items()

@@ -23,10 +23,10 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from pnn import runs
 from pnn.config import RunConfig
 from pnn.data.batches import PackedBatch, TrainingStream, special_tokens
 from pnn.data.masking import Masked
-from pnn import runs
 from pnn.data.shards import Prepared, prepare
 from pnn.errors import UserError
 from pnn.evaluation.masked import evaluate_masked
@@ -38,11 +38,10 @@ from pnn.training import checkpoint
 from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
 from pnn.training.tracking import Metrics, environment
 
-
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class Stopped(Exception):
+class Stopped(Exception):  # noqa: N818  (not an error: it did what it was asked)
     """The run was asked to stop (Ctrl-C or SIGTERM), has saved and stopped."""
 
     def __init__(self, signal_number: int, step: int):
@@ -153,7 +152,7 @@ class Trainer:
             start=start,
         )
         self.position = start
-        wrapped, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        wrapped, self.stepper = self.accelerator.prepare(self.model, self.optimizer)  # the stepper knows of fp16 scaling
         self.forward = torch.compile(wrapped) if self.compiled else wrapped
         self.wrapped = wrapped
         # On a GPU the number of targets is given a fixed upper bound (5 σ above its mean), so that nothing waits for it
@@ -277,8 +276,8 @@ class Trainer:
             losses.append(out.loss.detach())
             last_losses.append(out.step_losses[-1])
         norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.training.gradient_clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.stepper.step()
+        self.stepper.zero_grad()
         totals = torch.stack((torch.stack(losses).sum(), torch.stack(last_losses).sum()))
         if processes > 1:
             totals = accelerator.reduce(totals, "sum")
@@ -358,7 +357,7 @@ class Trainer:
                     "updates": self.plan.updates,
                     "scaler": scaler.state_dict() if scaler is not None else None,
                 }
-                checkpoint.save_checkpoint(folder, self.model, self.prepared.tokenizer, self.optimizer.optimizer, state)
+                checkpoint.save_checkpoint(folder, self.model, self.prepared.tokenizer, self.optimizer, state)
             if self.best_step == self.step:
                 checkpoint.mark(checkpoints, "best", folder)
             checkpoint.mark(checkpoints, "last", folder)
@@ -367,9 +366,7 @@ class Trainer:
     # Around the loop ----------------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
-        write_json(
-            self.run / "environment.json", environment(self.config.training.seed, self.accelerator.num_processes)
-        )
+        write_json(self.run / "environment.json", environment(self.config.training.seed, self.accelerator.num_processes))
         if not self.quiet:
             parameters = sum(p.numel() for p in self.model.parameters())
             say(

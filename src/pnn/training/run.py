@@ -10,9 +10,11 @@ from pnn.progress import track
 from pnn.training.loop import Trainer
 
 
-def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool = False) -> None:
+def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool = False) -> bool:
+    """Returns whether this process is the one that reports (with several processes, the first)."""
     trainer = Trainer(config, run, resume=resume, quiet=quiet)
     trainer.train()
     if trainer.is_main:
         evaluate_run(run, progress=track, device=trainer.accelerator.device.type)
     trainer.accelerator.wait_for_everyone()
+    return trainer.is_main

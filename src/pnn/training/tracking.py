@@ -63,7 +63,7 @@ class Metrics:
     def __init__(self, path: Path, step: int):
         self.path = path
         write_text(path, "".join(json.dumps(row) + "\n" for row in read_metrics(path) if row["step"] <= step))
-        self._file = open(path, "a", encoding="utf-8")
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open for the whole run)
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")

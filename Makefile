@@ -1,0 +1,39 @@
+# Everything installs itself into .venv first. `make quickstart` and `make test` are all that a newcomer needs.
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+
+.PHONY: quickstart test check lint format clean
+
+quickstart: .venv/core
+	$(BIN)/pnn quickstart
+
+test: .venv/dev  ## all that needs no GPU
+	$(BIN)/pytest -m "not gpu" -n $(WORKERS) --dist worksteal
+
+check: lint  ## linters and the fast tier
+	$(BIN)/pytest -m "not gpu and not slow" -n $(WORKERS) --dist worksteal -q
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/core: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -e . -c constraints.txt
+	@touch $@
+
+.venv/dev: .venv/core
+	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
+	@touch $@
+
+clean:
+	rm -rf .venv runs prepared .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,3 @@
+from pnn.cli import main
+
+main()

@@ -1,0 +1,41 @@
+"""The command `pnn`: one file a command group; parses, calls, prints.
+
+Bad input is one sentence on stderr and exit code 2; a bug keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from pnn.errors import UserError
+
+app = typer.Typer(
+    name="pnn",
+    help="Plastic Neural Networks: transformers that rewrite instead of only adding.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # the tokenizer's own threads; we do not fork
+    from pnn.cli import data, evaluate, quickstart, report, train  # noqa: F401  (each registers its commands)
+    from pnn.training.loop import Stopped
+
+    try:
+        app()
+    except UserError as error:
+        print(f"pnn: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        # what the operating system refuses (a full disk, no permission) is for the user to mend, not a bug
+        print(f"pnn: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Stopped as stopped:
+        print(f"pnn: {stopped}", file=sys.stderr)
+        sys.exit(stopped.exit_code)

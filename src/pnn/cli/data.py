@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+from pnn.cli.train import Setting
+
+group = typer.Typer(help="Prepare text, or look at prepared text.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(group, name="data")
+
+
+@group.command()
+def prepare(
+    config: Annotated[str, typer.Argument(help="A shipped config's name, or the path of a YAML file.")],
+    settings: Setting = None,
+) -> None:
+    """Turn a config's text into token shards, as training would, and stop.
+
+    Example: pnn data prepare pnn_wikitext103 --set data.train='text/*.txt.xz'
+    """
+    from pnn.config import load_config
+    from pnn.data.shards import prepare as prepare_data
+    from pnn.progress import track
+
+    prepared = prepare_data(load_config(config, settings or []).data, track)
+    for name, tokens, used in (
+        ("training", prepared.train, prepared.train_sequences),
+        ("validation", prepared.validation, prepared.validation_sequences),
+    ):
+        print(f"{name}: {len(used):,} sequences, {int(tokens.lengths[used].sum()):,} tokens, {tokens.folder}")
+
+
+@group.command()
+def info(folder: Annotated[Path, typer.Argument(help="A folder of token shards, as prepare prints it.")]) -> None:
+    """What a folder of token shards holds; compares every shard with its checksum.
+
+    Example: pnn data info prepared/synthetic-0123456789ab
+    """
+    import numpy as np
+
+    from pnn.data.shards import TokenSet, verify
+
+    verify(folder)
+    tokens = TokenSet(folder)
+    manifest = tokens.manifest
+    print(f"{manifest['name']}: {manifest['sequences']:,} sequences, {manifest['tokens']:,} tokens, checksums match")
+    print(f"mean length {manifest['mean_length']:.1f}, longest {tokens.lengths.max()}, vocabulary {manifest['vocab_size']:,}")
+    print("first: " + tokens.tokenizer().decode(tokens.take(np.array([0])))[:200])

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+from pnn.cli.tables import print_evaluation
+
+
+@app.command()
+def quickstart(
+    run: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("runs/quickstart"),
+) -> None:
+    """Train a small PNN and a BERT baseline on the embedded corpus, evaluate both, write a report. A few minutes on a laptop.
+
+    Example: pnn quickstart
+    """
+    from pnn.quickstart import run_quickstart
+
+    results, page = run_quickstart(run)
+    print_evaluation(results)
+    print(f"\nOpen {page}")

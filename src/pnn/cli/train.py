@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+from pnn.cli.tables import print_evaluation
+from pnn.config import load_config
+
+Setting = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set model.num_steps=6")]
+
+
+@app.command()
+def train(
+    config: Annotated[str, typer.Argument(help="A shipped config's name, or the path of a YAML file.")],
+    run: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<config's name>")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences of a micro-batch; the effective batch stays.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training text.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Updates, instead of epochs.")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Refinement steps of a PNN.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, order, masks and dropout.")] = None,
+    settings: Setting = None,
+) -> None:
+    """Train a model.
+
+    Example: pnn train pnn_wikitext103 --batch-size 128 --set data.train='text/*.txt'
+    Several GPUs: accelerate launch -m pnn train pnn_wikitext103
+    """
+    from pnn.runs import read_json
+    from pnn.training.run import train_run
+
+    flags = {
+        "training.batch_size": batch_size,
+        "training.epochs": epochs,
+        "training.max_steps": max_steps,
+        "model.num_steps": num_steps,
+        "training.learning_rate": learning_rate,
+        "training.seed": seed,
+    }
+    overrides = [f"{key}={value}" for key, value in flags.items() if value is not None] + (settings or [])
+    chosen = load_config(config, overrides)
+    folder = run or Path("runs") / chosen.name
+    if train_run(chosen, folder, resume=resume):
+        print_evaluation({folder.name: read_json(folder / "evaluation.json")})

@@ -1,0 +1,71 @@
+"""What only a GPU can show: flash attention and masks agree with their plain twins. Run by hand: pytest -m gpu tests/gpu"""
+
+import pytest
+import torch
+
+import pnn
+from pnn.data.masking import SpecialTokens, apply_mask
+from pnn.nn.attention import Layout, flash_packed_attention, packed_attention
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flash_attention_equals_the_plain_form_in_values_and_gradients(dtype):
+    torch.manual_seed(0)
+    lengths = torch.tensor([5, 128, 1, 77, 64])
+    borders = torch.cat((torch.tensor([0]), lengths.cumsum(0))).to("cuda", torch.int32)
+    layout = Layout(cu_seqlens=borders, max_seqlen=128)
+    inputs = [torch.randn(int(lengths.sum()), 12, 64, device="cuda", dtype=dtype) for _ in range(3)]
+    grad = torch.randn_like(inputs[0])
+    results = []
+    for attend, kind in ((flash_packed_attention, dtype), (packed_attention, torch.float64)):
+        leaves = [x.detach().to(kind).requires_grad_() for x in inputs]
+        out = attend(*leaves, layout)
+        out.backward(grad.to(kind))
+        results.append([out, *(leaf.grad for leaf in leaves)])
+    for fast, plain in zip(*results, strict=True):
+        assert (fast.double() - plain).norm() / plain.norm() < 1e-2
+
+
+def test_masks_are_the_same_on_cpu_and_gpu():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 1000, (5000,), generator=generator)
+    keys = torch.arange(50).repeat_interleave(100)
+    positions = torch.arange(100).repeat(50)
+    special = SpecialTokens(4, 1000, (0, 2, 3))
+    for style in ("mask", "bert"):
+        here = apply_mask(ids, keys, positions, special, probability=0.15, seed=3, style=style, capacity=900)
+        there = apply_mask(
+            *(x.cuda() for x in (ids, keys, positions)), special, probability=0.15, seed=3, style=style, capacity=900
+        )
+        for name in ("input_ids", "positions", "labels"):
+            assert torch.equal(getattr(here, name), getattr(there, name).cpu())
+
+
+def test_compiled_training_loss_equals_the_plain_one():
+    torch.manual_seed(0)
+    config = pnn.PNNConfig(
+        vocab_size=500, hidden_size=128, num_attention_heads=2, intermediate_size=256, dropout=0.0, zero_init=False
+    )
+    model = pnn.PNNForMaskedLM(config).cuda()
+    compiled = torch.compile(model)
+    for sequences in (7, 9):  # a second number of sequences makes their count a dynamic shape
+        borders = torch.linspace(0, 512, sequences + 1).to("cuda", torch.int32)
+        ids = torch.randint(5, 500, (1, 512), device="cuda")
+        at = torch.arange(0, 512, 8, device="cuda")
+        position_ids = (torch.arange(512, device="cuda") % 64)[None]
+        call = {
+            "input_ids": ids,
+            "position_ids": position_ids,
+            "cu_seqlens": borders,
+            "labels": ids[0, at],
+            "logit_positions": at,
+        }
+        with torch.autocast("cuda", torch.bfloat16):
+            fast, plain = compiled(**call, output_logits=False).loss, model(**call).loss
+        assert abs(fast.item() - plain.item()) < 2e-3
+        grads = [
+            torch.autograd.grad(loss, model.encoder.refiners[0].ffn.up.weight, retain_graph=True)[0] for loss in (fast, plain)
+        ]
+        assert (grads[0] - grads[1]).norm() / grads[1].norm() < 2e-2
