@@ -13,23 +13,25 @@ def percent(value: float) -> str:
 
 
 def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
-    """One row per run and set: accuracy after each step, in per cent, the last with its interval."""
-    rows = [
-        (f"{name}, {label}", measured)
-        for name, result in results.items()
-        for label, measured in ([("validation", result)] if "accuracy" in result else []) + list(result.get("sets", {}).items())
-    ]
-    steps = max(len(measured["accuracy_by_step"]) for _, measured in rows)
-    table = Table(title="accuracy after each step, per cent", title_justify="left")
-    table.add_column("run, text")
-    for step in range(steps):
-        table.add_column(str(step), justify="right")
+    """One row per run and text: accuracy after each refinement step, the last with its interval, all in per cent. A BERT
+    baseline has no steps to show: its head is trained on the last layer alone."""
+    rows = []
+    for name, result in results.items():
+        measured = {"validation": result} if "accuracy" in result else {}
+        for label, one in (measured | result.get("sets", {})).items():
+            steps = one["accuracy_by_step"][:-1] if result["model_type"] == "pnn" else []
+            rows.append((f"{name}: {label}" if len(results) > 1 else label, steps, one))
+    width = max(len(steps) for _, steps, _ in rows)
+    table = Table(title="accuracy, per cent", title_justify="left")
+    table.add_column("text", overflow="fold")
+    for step in range(width):
+        table.add_column(f"step {step}", justify="right")
+    table.add_column("in the end", justify="right")
     table.add_column("95 % interval", justify="right")
     table.add_column("best possible", justify="right")
-    for name, measured in rows:
-        cells = [percent(value) for value in measured["accuracy_by_step"]]
-        cells += [""] * (steps - len(cells))
-        low, high = measured["accuracy_interval"]
-        ceiling = percent(measured["ceiling"]) if "ceiling" in measured else ""
-        table.add_row(name, *cells, f"{percent(low)}–{percent(high)}", ceiling)
+    for label, steps, one in rows:
+        low, high = one["accuracy_interval"]
+        cells = [percent(value) for value in steps] + [""] * (width - len(steps))
+        ceiling = percent(one["ceiling"]) if "ceiling" in one else ""
+        table.add_row(label, *cells, percent(one["accuracy"]), f"{percent(low)}–{percent(high)}", ceiling)
     Console().print(table)

@@ -1,11 +1,11 @@
 """The embedded corpus: a small language, made by code, in which the best possible prediction of every word is known.
 
-A paragraph opens with a sentence that states three facts (a place, a food, a colour) and goes on with sentences of
-a few shapes that use them. Every word belongs to one kind, by its spelling alone:
+A paragraph speaks of one thing or of many, opens with a sentence that states two facts (a place, a colour) and goes on with
+sentences of a few shapes that use them. Every word belongs to one kind, by its spelling alone:
 
 * grammar    fixed words of a sentence shape: they follow from the words around them;
-* agreement  is/are, has/have, it/they …: they follow from a noun or verb that may stand far away;
-* fact       the place, the food, the colour: they follow from another mention in the paragraph;
+* agreement  is/are, has/have, it/they …: they follow from any word that shows the number, which may stand far away;
+* fact       the place, the colour: they follow from another mention in the paragraph;
 * free       nouns, verbs, adjectives, adverbs: drawn at random, a guess is right as often as the likeliest word is drawn.
 
 `best_prediction_probability` computes, for masked words, the probability that the best possible guesser is right, exactly:

@@ -116,9 +116,9 @@ def summarise(record: TargetRecord, num_sequences: int) -> dict[str, Any]:
         return {
             "targets": int(trials.sum()),
             "accuracy": rows[-1][0],
-            "accuracy_interval": list(rows[-1][1:]),
+            "accuracy_interval": [max(0.0, rows[-1][1]), min(1.0, rows[-1][2])],
             "accuracy_by_step": [value for value, _, _ in rows],
-            "accuracy_by_step_interval": [[low, high] for _, low, high in rows],
+            "accuracy_by_step_interval": [[max(0.0, low), min(1.0, high)] for _, low, high in rows],
         }
 
     trials = per_sequence(np.ones(len(sequence)))
@@ -140,5 +140,6 @@ def summarise(record: TargetRecord, num_sequences: int) -> dict[str, Any]:
                 **accuracy(kinds == k),
             }
             for k, name in enumerate(synthetic.KINDS)
+            if (kinds == k).any()
         }
     return result

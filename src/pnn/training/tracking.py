@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pnn.files import write_text
+from pnn.runs import read_metrics
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "safetensors", "numpy", "triton", "datasets")
 
@@ -71,15 +72,3 @@ class Metrics:
 
     def close(self) -> None:
         self._file.close()
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file. A last line that was cut off by a kill is dropped."""
-    rows = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-    return rows

@@ -1,0 +1,1 @@
+"""A self-contained HTML page of one run or several side by side."""

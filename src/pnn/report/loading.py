@@ -1,0 +1,98 @@
+"""Reading run folders: everything that the page says comes from here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pnn import runs
+from pnn.config import RunConfig
+from pnn.errors import UserError
+from pnn.figures.anatomy import KNOWN_TYPES, anatomy
+from pnn.figures.results import Json, is_refiner, median_speed
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    config: RunConfig
+    model: Json | None  # the checkpoint's config.json; results may be passed on without their checkpoints
+    environment: Json
+    metrics: list[Json]
+    evaluation: Json
+    seconds: float | None  # of training, without evaluation and saving
+
+    @property
+    def is_refiner(self) -> bool:
+        return is_refiner(self.evaluation)
+
+    @property
+    def updates(self) -> int:
+        return int(self.metrics[-1]["step"])
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return median_speed(self.metrics)
+
+    @property
+    def can_be_drawn(self) -> bool:
+        return self.model is not None and self.model.get("model_type") in KNOWN_TYPES
+
+    def describe(self) -> str:
+        """In words: PNN, one refiner applied 4 times."""
+        steps = self.evaluation["num_steps"]
+        family = {"pnn": "PNN", "pnn_bert_baseline": "BERT baseline"}.get(self.evaluation["model_type"])
+        if self.can_be_drawn and self.model is not None:
+            return f"{family}, {anatomy(self.model).describe()}"
+        return f"{family or self.evaluation['model_type']}, {steps} {'steps' if self.is_refiner else 'layers'}"
+
+
+def load_runs(folders: Sequence[Path]) -> list[Run]:
+    if not folders:
+        raise UserError("a report needs at least one run folder")
+    names = _names([folder.resolve() for folder in folders])
+    return [_load(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The folders' own names; with those above them as far as it takes to tell them apart."""
+    if len(set(folders)) < len(folders):
+        raise UserError("the same run folder was given twice")
+    parts, names = 1, [folder.name for folder in folders]
+    while len(set(names)) < len(names):
+        parts += 1
+        names = ["/".join(folder.parts[-parts:]) for folder in folders]
+    return names
+
+
+def _load(folder: Path, name: str) -> Run:
+    config = runs.read_config(folder)
+    if not (folder / "evaluation.json").exists():
+        raise UserError(f"{folder} has no evaluation.json: let its training finish, or run `pnn evaluate {folder}`")
+    evaluation = runs.read_json(folder / "evaluation.json")
+    if "accuracy_by_step" not in evaluation:
+        raise UserError(f"{folder / 'evaluation.json'} holds no accuracy_by_step: run `pnn evaluate {folder}` again")
+    environment = folder / "environment.json"
+    return Run(
+        name=name,
+        config=config,
+        model=_from_checkpoint(folder, "best", "config.json"),
+        environment=runs.read_json(environment) if environment.exists() else {},
+        metrics=_read_metrics(folder),
+        evaluation=evaluation,
+        seconds=(_from_checkpoint(folder, "last", "trainer_state.json") or {}).get("seconds"),
+    )
+
+
+def _from_checkpoint(folder: Path, checkpoint: str, file: str) -> dict[str, Any] | None:
+    path = folder / "checkpoints" / checkpoint / file
+    return runs.read_json(path) if path.exists() else None
+
+
+def _read_metrics(folder: Path) -> list[Json]:
+    rows: list[Json] = [*runs.read_metrics(folder / "metrics.jsonl")]
+    if not rows:
+        raise UserError(f"{folder} has no metrics (metrics.jsonl is missing or empty): there is no training to report on")
+    return rows

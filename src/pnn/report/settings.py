@@ -1,0 +1,69 @@
+"""Data, recipe and machine of every run, side by side; what is the same for all is written once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pnn.report.loading import Run
+from pnn.report.markup import Html, cell, tag
+from pnn.runs import FREE_ON_RESUME
+
+BOOKKEEPING = ("architectures", "transformers_version", "dtype", "model_type")  # of config.json: nothing about the model
+
+
+def recipe_differences(runs: Sequence[Run]) -> list[str]:
+    """Settings of data and training that could change the result and are not the same in all runs, with their values. The
+    model is left out: to differ in it is the point of a comparison."""
+    flat = [_flat({"data": c["data"], "training": c["training"]}) for c in (run.config.to_dict() for run in runs)]
+    keys = [key for key in flat[0] if key not in FREE_ON_RESUME]
+    values = {key: [_write(settings[key]) for settings in flat] for key in keys}
+    return [f"{key} ({', '.join(written)})" for key, written in values.items() if len(set(written)) > 1]
+
+
+def settings_table(runs: Sequence[Run]) -> Html:
+    parts = []
+    for heading, each in _groups(runs).items():
+        keys = list(dict.fromkeys(key for settings in each for key in settings))
+        if keys:
+            parts.append(tag("tr", tag("th", heading, colspan=len(runs) + 1, scope="rowgroup"), class_="group"))
+            parts += [_row(key, [settings.get(key) for settings in each]) for key in keys]
+    names = tag("tr", tag("td"), *(tag("th", run.name, scope="col") for run in runs))
+    return tag("div", tag("table", tag("thead", names), tag("tbody", *parts), class_="settings"), class_="scroll")
+
+
+def _groups(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+    """Heading → one flat mapping a run."""
+    configs = [run.config.to_dict() for run in runs]
+    models = [{k: v for k, v in (run.model or run.config.model).items() if k not in BOOKKEEPING} for run in runs]
+    return {
+        "Model": [_flat(model) for model in models],
+        "Data": [_flat(config["data"]) for config in configs],
+        "Training": [_flat(config["training"]) for config in configs],
+        "Evaluation": [_flat(config["evaluation"]) for config in configs],
+        "Machine": [_flat(run.environment) for run in runs],
+    }
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _row(key: str, values: list[Any]) -> Html:
+    written = [_write(value) for value in values]
+    if len(set(written)) == 1:
+        return tag("tr", tag("th", key, scope="row"), cell(written[0], colspan=len(values)))
+    return tag("tr", tag("th", key, scope="row"), *map(cell, written), class_="differs")
+
+
+def _write(value: Any) -> str:
+    if value is None or value == []:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
