@@ -26,8 +26,8 @@ FREE_ON_RESUME = {
 }
 
 
-def claim(run: Path, config: RunConfig, resume: bool) -> None:
-    """Make sure that `run` is this run's folder: new, or the same run being resumed."""
+def check_free(run: Path, config: RunConfig, resume: bool) -> None:
+    """Make sure that `run` may be this run's folder: a new one, or the same run being resumed. Writes nothing."""
     held = run / "config.yaml"
     if not resume:
         if run.exists() and (not run.is_dir() or any(run.iterdir())):
@@ -43,8 +43,11 @@ def claim(run: Path, config: RunConfig, resume: bool) -> None:
                     f"cannot resume {run}: {key} was {before.get(key)!r} and is now {now.get(key)!r} "
                     "(a resumed run must be the same run)"
                 )
+
+
+def claim(run: Path, config: RunConfig) -> None:
     run.mkdir(parents=True, exist_ok=True)
-    write_text(held, config.to_yaml())
+    write_text(run / "config.yaml", config.to_yaml())
 
 
 def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,11 +22,11 @@ def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
             steps = one["accuracy_by_step"][:-1] if result["model_type"] == "pnn" else []
             rows.append((f"{name}: {label}" if len(results) > 1 else label, steps, one))
     width = max(len(steps) for _, steps, _ in rows)
-    table = Table(title="accuracy, per cent", title_justify="left")
-    table.add_column("text", overflow="fold")
+    table = Table(title="accuracy after each refinement step, per cent", title_justify="left")
+    table.add_column("text", no_wrap=True)
     for step in range(width):
-        table.add_column(f"step {step}", justify="right")
-    table.add_column("in the end", justify="right")
+        table.add_column(str(step), justify="right")
+    table.add_column("end", justify="right")
     table.add_column("95 % interval", justify="right")
     table.add_column("best possible", justify="right")
     for label, steps, one in rows:

@@ -131,6 +131,8 @@ def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progres
     recipe = {"source": source.identity, "vocab_size": data.vocab_size, "text": _text_recipe(data)}
     folder = Path(data.prepared) / f"tokenizer-{_digest(recipe)}"
     if not (folder / "tokenizer.json").exists():
+        if next(corpora.usable_lines(source, data), None) is None:
+            raise _empty(source, data)
         lines = progress(corpora.usable_lines(source, data), "training a tokenizer")
         trained = tokenizers.trained_on(lines, data.vocab_size, data.max_length)
         with new_folder(folder) as partial:
@@ -154,6 +156,10 @@ def prepare_source(
         with new_folder(folder) as partial:
             _write_shards(partial, source, tokenizer, data, recipe, progress)
     return TokenSet(folder)
+
+
+def _empty(source: corpora.Source, data: DataConfig) -> UserError:
+    return UserError(f'the corpus "{source.name}" is empty: no line passes the filter "{data.filter}"')
 
 
 def _text_recipe(data: DataConfig) -> dict[str, Any]:
@@ -203,7 +209,7 @@ def _write_shards(
     if tokens:
         flush()
     if not shards:
-        raise UserError(f'the corpus "{source.name}" is empty: no line passes the filter "{data.filter}"')
+        raise _empty(source, data)
     tokenizer.save_pretrained(folder / "tokenizer")
     write_json(
         folder / "manifest.json",

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from transformers import PreTrainedModel
 
 from pnn import runs
@@ -67,8 +68,11 @@ class Plan:
                 f"{training.batch_size} × {processes} processes"
             )
         lengths = prepared.train.lengths[prepared.train_sequences]
-        # Sequences are counted at their mean length, so an update holds as many as the paper's on average.
-        batch_tokens = max(round(training.batch_size * float(lengths.mean()) / 64) * 64, int(lengths.max()))
+        # Sequences are counted at their mean length, so an update holds as many as the paper's on average. Large batches
+        # are rounded to what a GPU's matrix units like.
+        wanted = training.batch_size * float(lengths.mean())
+        multiple = 64 if wanted > 4096 else 8
+        batch_tokens = max(round(wanted / multiple) * multiple, int(lengths.max()))
         updates = training.max_steps
         if updates is None:
             per_update = batch_tokens * share * processes
@@ -123,6 +127,7 @@ class Trainer:
     def __init__(self, config: RunConfig, run: Path, resume: bool = False, quiet: bool = False):
         self.config, self.run, self.quiet = config, run, quiet
         mixed_precision, self.compiled = precision_of(config)
+        AcceleratorState._reset_state()  # several runs in one process may differ in precision
         self.accelerator = Accelerator(
             mixed_precision=mixed_precision,
             cpu=config.training.device == "cpu",
@@ -130,14 +135,16 @@ class Trainer:
             project_dir=str(run),
         )
         self.is_main = self.accelerator.is_main_process
-        model_config(config.model)  # a mistake there is found before anything is written
+        # What can be wrong is found before anything is written: the config's model, the folder, the text, the tokenizer.
+        model_config(config.model)
+        runs.check_free(run, config, resume)
         with self.accelerator.main_process_first():
-            if self.is_main:
-                runs.claim(run, config, resume)
             self.prepared = prepare(config.data, track if self.is_main and not quiet else lambda items, _: items)
         self.plan = Plan.of(config, self.prepared, self.accelerator.num_processes)
         self.special = special_tokens(self.prepared.tokenizer)
         self.model = self._build()
+        if self.is_main:
+            runs.claim(run, config)
         self.optimizer = make_optimizer(self.model, config.training)
         self.step = 0
         self.best_loss, self.best_step = math.inf, -1

@@ -1,0 +1,204 @@
+"""Bad input: one clear sentence, exit code 2, nothing half-written."""
+
+import json
+import pickle
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def fails(pnn_command, *arguments, says: tuple[str, ...]) -> str:
+    code, _, err = pnn_command(*arguments)
+    assert code == 2, err
+    lines = [line for line in err.splitlines() if line.startswith("pnn: ")]
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    for text in says:
+        assert text in lines[0], lines[0]
+    return lines[0]
+
+
+def test_a_missing_corpus(pnn_command, tiny_config, tmp_path):
+    config = tiny_config(data={"train": str(tmp_path / "nowhere.txt")})
+    fails(pnn_command, "train", config, "--run", tmp_path / "run", says=("nowhere.txt",))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"too short\n" * 50, "empty"),
+        (b"word " * 2_100_000, "10,500,000 characters"),
+        (b"a line that is long enough to pass\n\xff\xfe is not a letter at all\n", "line 2 is not valid UTF-8"),
+    ],
+)
+def test_a_corpus_that_cannot_be_read(pnn_command, tiny_config, tmp_path, content, says):
+    text = tmp_path / "text.txt"
+    text.write_bytes(content)
+    prepared = tmp_path / "prepared"
+    config = tiny_config(data={"train": str(text), "prepared": str(prepared)})
+    fails(pnn_command, "train", config, "--run", tmp_path / "run", says=("text.txt", says))
+    assert not (tmp_path / "run").exists()
+    assert not prepared.exists() or not any(prepared.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"training": {"learning_rat": 1e-3}}, ('"training.learning_rat"', 'did you mean "learning_rate"')),
+        ({"model": {"hiden_size": 64}}, ('"model.hiden_size"', 'did you mean "hidden_size"')),
+        ({"trainin": {}}, ('"trainin"', 'did you mean "training"')),
+        ({"training": {"batch_size": "many"}}, ("training.batch_size", "a whole number", "'many'")),
+        ({"model": {"hidden_size": 3.5}}, ("model.hidden_size", "a whole number", "3.5")),
+        ({"model": {"num_attention_heads": 5}}, ("num_attention_heads=5", "hidden_size=32")),
+        ({"model": {"type": "brt"}}, ("model.type", "'brt'", 'did you mean "bert"')),
+        ({"model": {"gate": "open"}}, ("gate='open'", "query_key")),
+        ({"model": {"schedule": [0, 2], "num_steps": 2}}, ("schedule=[0, 2]",)),
+        ({"data": {"mask_probability": 1.5}}, ("data.mask_probability", "1.5")),
+        ({"data": {"masking": "brt"}}, ("data.masking", "bert")),
+        ({"data": {"train": "wikitxt-103"}}, ("wikitxt-103", 'did you mean "wikitext-103"')),
+        ({"data": {"tokenizer": "no/such/tokenizer.json"}}, ("no/such/tokenizer.json",)),
+        ({"data": {"validation_sequences": 4000}}, ("400 sequences", "4,000")),
+        ({"model": {"vocab_size": 10}}, ("model.vocab_size", "10", "tokenizer")),
+        ({"model": {"max_position_embeddings": 8}}, ("model.max_position_embeddings", "8", "64")),
+        ({"training": {"batch_size": 7}}, ("training.batch_size", "7", "16")),
+        ({"training": {"precision": "fp16"}}, ("fp16", "GPU")),
+        ({"training": {"device": "cuda"}}, ("cuda", "no GPU")),
+    ],
+)
+def test_a_mistake_in_a_config(pnn_command, tiny_config, tmp_path, changes, says):
+    if torch.cuda.is_available() and "GPU" in "".join(says):
+        pytest.skip("this machine has a GPU")
+    fails(pnn_command, "train", tiny_config(**changes), "--run", tmp_path / "run", says=says)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_config_name_and_a_bad_setting(pnn_command, tmp_path):
+    fails(pnn_command, "train", "paper_reproductoin", says=('did you mean "paper_reproduction"',))
+    fails(pnn_command, "train", "quickstart_pnn", "--set", "training.seed", says=("training.seed", "section.key=value"))
+    fails(pnn_command, "train", "quickstart_pnn", "--set", "training.sed=1", says=('did you mean "seed"',))
+
+
+def test_a_run_folder_that_holds_another_run(pnn_command, tiny_config, trained_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    fails(pnn_command, "train", tiny_config(), "--run", run, says=("already holds", "--resume"))
+    changed = tiny_config(training={"max_steps": 20, "learning_rate": 1e-3})
+    fails(pnn_command, "train", changed, "--run", run, "--resume", says=("training.learning_rate", "0.002", "0.001"))
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
+
+
+def damage(folder: Path, kind: str) -> None:
+    weights = folder / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    if kind == "flipped byte":
+        raw[len(raw) // 2] ^= 1
+    elif kind == "cut short":
+        raw = raw[: len(raw) // 2]
+    weights.write_bytes(raw)
+    if kind == "missing":
+        weights.unlink()
+
+
+@pytest.mark.parametrize("with_checksums", [True, False])
+@pytest.mark.parametrize("kind", ["flipped byte", "cut short", "missing"])
+def test_a_damaged_checkpoint(pnn_command, trained_run, tiny_config, tmp_path, kind, with_checksums):
+    if kind == "flipped byte" and not with_checksums:
+        pytest.skip("without checksums one flipped byte cannot be told from a weight")
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    (run / "evaluation.json").unlink()
+    best = (run / "checkpoints" / "best").resolve()
+    damage(best, kind)
+    if not with_checksums:
+        (best / "checksums.json").unlink()
+    fails(pnn_command, "evaluate", run, says=(best.name,))
+    assert not (run / "evaluation.json").exists()
+    last = (run / "checkpoints" / "last").resolve()
+    if last == best:
+        resumed = tiny_config(name="tiny", training={"max_steps": 20})
+        fails(pnn_command, "train", resumed, "--run", run, "--resume", says=("model.safetensors",))
+
+
+def test_a_checkpoint_of_another_architecture(pnn_command, trained_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    best = (run / "checkpoints" / "best").resolve()
+    (best / "checksums.json").unlink()
+    config = json.loads((best / "config.json").read_text())
+    other = {"architectures": ["BertBaselineForMaskedLM"], "model_type": "pnn_bert_baseline", "num_hidden_layers": 2}
+    (best / "config.json").write_text(json.dumps(config | other))
+    fails(pnn_command, "evaluate", run, says=("weights are not those",))
+    (best / "config.json").write_text(json.dumps(config | {"model_type": "gpt17"}))
+    fails(pnn_command, "evaluate", run, says=("gpt17",))
+
+
+def test_a_tokenizer_that_does_not_match(pnn_command, trained_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    best = (run / "checkpoints" / "best").resolve()
+    (best / "checksums.json").unlink()
+    tokenizer = json.loads((best / "tokenizer.json").read_text())
+    swapped = {"fox": tokenizer["model"]["vocab"]["otter"], "otter": tokenizer["model"]["vocab"]["fox"]}
+    tokenizer["model"]["vocab"] |= swapped
+    (best / "tokenizer.json").write_text(json.dumps(tokenizer))
+    fails(pnn_command, "evaluate", run, says=("tokenizer", "match"))
+    tokenizer["model"]["vocab"] |= {f"more{i}": 1000 + i for i in range(50)}
+    (best / "tokenizer.json").write_text(json.dumps(tokenizer))
+    fails(pnn_command, "evaluate", run, says=("tokenizer has", "the model"))
+
+
+class Trap:
+    """Unpickling this writes a file: the proof that somebody's code was run."""
+
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+def test_no_pickle_is_ever_loaded(pnn_command, trained_run, tmp_path):
+    given = tmp_path / "given"
+    shutil.copytree((trained_run / "checkpoints" / "best").resolve(), given)
+    (given / "model.safetensors").unlink()
+    (given / "checksums.json").unlink()
+    sprung = tmp_path / "sprung"
+    for name in ("pytorch_model.bin", "optimizer.bin", "random_states_0.pkl"):
+        (given / name).write_bytes(pickle.dumps(Trap(sprung)))
+    fails(pnn_command, "evaluate", given, "--data", "synthetic", says=("given",))
+    assert not sprung.exists()
+    pickle.loads((given / "pytorch_model.bin").read_bytes())
+    assert sprung.exists()  # the trap does work
+
+
+def test_a_full_disk(pnn_command, tiny_config, tmp_path):
+    """A real one: a small file system in memory, where it may be mounted."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a file system needs root")
+    try:
+        config = tiny_config(training={"save_every": 1, "evaluate_every": 40, "keep_checkpoints": 40})
+        fails(pnn_command, "train", config, "--run", disk / "run", says=("No space left", "checkpoint"))
+        checkpoints = disk / "run" / "checkpoints"
+        assert not list(checkpoints.glob(".*"))  # nothing half-written
+        from pnn.runs import verify_checkpoint
+
+        verify_checkpoint((checkpoints / "last").resolve())  # the one before is whole
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_no_run_and_no_checkpoint(pnn_command, tmp_path):
+    fails(pnn_command, "evaluate", tmp_path / "nothing", says=("nothing",))
+    (tmp_path / "empty").mkdir()
+    fails(pnn_command, "evaluate", tmp_path / "empty", says=("holds no checkpoint",))
+    fails(pnn_command, "report", tmp_path / "empty", says=("config.yaml",))
+    fails(pnn_command, "data", "info", tmp_path / "empty", says=("no prepared text",))

@@ -1,0 +1,96 @@
+"""What several test files share: tiny runs, and the command line called in this process."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; also what makes sums come out in one order
+
+import torch
+
+torch.set_num_threads(1)
+
+TINY = {
+    "model": {"type": "pnn", "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "initializer_range": 0.1},
+    "data": {"train": "synthetic", "synthetic_paragraphs": 400, "validation_sequences": 50, "max_length": 64},
+    "training": {
+        "max_steps": 40,
+        "batch_size": 8,
+        "effective_batch_size": 16,
+        "learning_rate": 2.0e-3,
+        "warmup_steps": 5,
+        "log_every": 1,
+        "evaluate_every": 20,
+        "save_every": 7,
+        "tensorboard": False,
+    },
+}
+
+
+def merged(base: dict, changes: dict) -> dict:
+    out = dict(base)
+    for key, value in changes.items():
+        out[key] = merged(base.get(key, {}), value) if isinstance(value, dict) else value
+    return out
+
+
+@pytest.fixture(scope="session")
+def prepared_folder(tmp_path_factory) -> Path:
+    """Token shards, shared by all tests of a worker."""
+    return tmp_path_factory.mktemp("prepared")
+
+
+@pytest.fixture(scope="session")
+def write_config(prepared_folder):
+    """Write a tiny config with changes to a YAML file: `write_config(path, training={"max_steps": 3})`."""
+
+    def write(path: Path, **changes) -> Path:
+        config = merged(merged(TINY, {"data": {"prepared": str(prepared_folder)}}), changes)
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def tiny_config(tmp_path, write_config):
+    def write(name: str = "tiny", **changes) -> Path:
+        return write_config(tmp_path / f"{name}.yaml", **changes)
+
+    return write
+
+
+@pytest.fixture
+def pnn_command(monkeypatch, capsys):
+    """Call the command line in this process: `code, out, err = pnn_command("train", "x.yaml")`."""
+
+    def call(*arguments) -> tuple[int, str, str]:
+        from pnn.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["pnn", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory, prepared_folder) -> Path:
+    """A finished tiny run. Copy it before changing anything."""
+    from pnn.config import RunConfig, from_dict, validate
+    from pnn.training.run import train_run
+
+    run = tmp_path_factory.mktemp("trained") / "tiny"
+    config = merged(TINY, {"name": "tiny", "data": {"prepared": str(prepared_folder)}, "training": {"max_steps": 20}})
+    train_run(validate(from_dict(RunConfig, config)), run, quiet=True)
+    return run

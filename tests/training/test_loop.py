@@ -1,0 +1,123 @@
+"""The loop in this process: arithmetic of a run, stopping on a broken loss, precision, rotation, what a run folder holds."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from pnn.config import TrainingConfig, load_config
+from pnn.errors import UserError
+from pnn.models import PNNConfig, PNNForMaskedLM
+from pnn.training.loop import Plan, Trainer
+from pnn.training.optim import learning_rate, make_optimizer
+
+
+def test_a_smaller_batch_keeps_the_effective_batch(tiny_config, tmp_path):
+    plans = []
+    for batch_size in (2, 8, 16):
+        config = load_config(str(tiny_config(training={"batch_size": batch_size, "max_steps": None, "epochs": 3})))
+        trainer = Trainer(config, tmp_path / str(batch_size), quiet=True)
+        plans.append(trainer.plan)
+        assert trainer.plan.accumulation == 16 // batch_size
+    tokens = [plan.batch_tokens * plan.accumulation for plan in plans]
+    assert max(tokens) <= 1.5 * min(tokens)  # a tiny batch is rounded up to the longest sequence
+    assert tokens[1] == pytest.approx(tokens[2], rel=0.05)
+
+
+def test_the_papers_protocol_gives_its_number_of_updates():
+    class Fake:
+        """A million sequences at the mean length measured on the real text."""
+
+        class train:  # noqa: N801
+            lengths = torch.full((1_000_000,), 82).numpy()
+
+        train_sequences = slice(None)
+
+    config = load_config("pnn_wikitext103")
+    plan = Plan.of(config, Fake, processes=1)
+    assert (plan.accumulation, plan.batch_tokens) == (3, 31488)
+    assert abs(plan.updates - 15 * 1_000_000 / 1152) < 5
+    config = load_config("pnn_wikitext103", ["training.batch_size=128"])
+    assert Plan.of(config, Fake, processes=1).accumulation == 9
+    assert Plan.of(config, Fake, processes=3).accumulation == 3
+    with pytest.raises(UserError, match="not a multiple"):
+        Plan.of(config, Fake, processes=2)
+
+
+def test_learning_rate_warms_up_and_ends_at_the_minimum():
+    training = TrainingConfig(learning_rate=3e-4, min_learning_rate=1e-5, warmup_steps=500)
+    rates = [learning_rate(step, 2000, training) for step in range(2000)]
+    assert rates[0] == pytest.approx(3e-4 / 500)  # the first update is not wasted
+    assert rates[499] == rates[500] == pytest.approx(3e-4)
+    assert rates[-1] == pytest.approx(1e-5)
+    assert all(a >= b for a, b in itertools.pairwise(rates[500:]))
+
+
+def test_decay_spares_norms_biases_and_the_temperature():
+    model = PNNForMaskedLM(PNNConfig(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_size=8, gate_bias=True))
+    matrices, vectors = make_optimizer(model, TrainingConfig(weight_decay=0.01)).param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.01, 0.0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    spared = {names[id(p)] for p in vectors["params"]}
+    assert all(("norm" in n or n.endswith("bias") or n.endswith("temperature")) for n in spared)
+    assert len(spared) + len(matrices["params"]) == len(names)
+    assert "encoder.refiners.0.gate.temperature" in spared
+
+
+def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny_config, tmp_path, pnn_command):
+    config = tiny_config(training={"learning_rate": 1e30, "warmup_steps": 1, "log_every": 5, "save_every": 1})
+    code, _, err = pnn_command("train", config, "--run", tmp_path / "run")
+    assert code == 2
+    assert "non-finite at step " in err
+    step = int(err.partition("non-finite at step ")[2].split()[0])
+    good = tmp_path / "run" / "checkpoints" / "last"
+    assert int(good.resolve().name.removeprefix("step-")) < step
+    assert good.resolve().name in err
+    model = PNNForMaskedLM.from_pretrained(good)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_bf16_trains_on_a_cpu(tiny_config, tmp_path):
+    config = load_config(str(tiny_config(training={"precision": "bf16", "max_steps": 30})))
+    Trainer(config, tmp_path / "run", quiet=True).train()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_run_folder_holds_what_the_contract_says(trained_run):
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json"):
+        assert (trained_run / name).is_file()
+    for name in ("best", "last", "step-000020"):
+        folder = trained_run / "checkpoints" / name
+        for file in ("config.json", "model.safetensors", "tokenizer.json", "trainer_state.json"):
+            assert (folder / file).is_file()
+    environment = json.loads((trained_run / "environment.json").read_text())
+    assert environment["seed"] == 0
+    assert environment["versions"]["torch"].startswith("2.")
+    evaluation = json.loads((trained_run / "evaluation.json").read_text())
+    assert len(evaluation["accuracy_by_step"]) == len(evaluation["loss_by_step"]) == 5
+    assert 0 < evaluation["accuracy"] < evaluation["ceiling"] < 1
+    assert set(evaluation["by_kind"]) == {"grammar", "agreement", "fact", "free"}
+
+
+def test_old_checkpoints_are_rotated_away_but_never_best_and_last(tiny_config, tmp_path):
+    changes = {"save_every": 3, "evaluate_every": 100, "keep_checkpoints": 2, "max_steps": 20}
+    Trainer(load_config(str(tiny_config(training=changes))), tmp_path / "run", quiet=True).train()
+    kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == ["step-000018", "step-000020"]
+
+
+def test_a_golden_curve(tiny_config, tmp_path):
+    """A refactor must not change what is learnt. Update the numbers only for a change that is meant to."""
+    Trainer(load_config(str(tiny_config(training={"max_steps": 10}))), tmp_path / "run", quiet=True).train()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    golden = [float(x) for x in GOLDEN.split()]
+    assert losses == pytest.approx(golden, rel=2e-5)
+
+
+GOLDEN = """
+4.539071 4.577486 4.565650 4.461970 4.495648 4.380454 4.222372 4.300327 4.250537 4.250037
+"""

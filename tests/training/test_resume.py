@@ -1,0 +1,106 @@
+"""Real processes, killed for real: a resumed run must end with the same bits as one that was never stopped."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def start(config: Path, run: Path, *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "pnn", "train", str(config), "--run", str(run), *more]
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: subprocess.Popen, expected: int = 0) -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == expected, output
+    return output
+
+
+def wait_for_rows(run: Path, rows: int, process: subprocess.Popen) -> None:
+    metrics = run / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() or metrics.read_text().count("\n") < rows:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def rows(run: Path) -> list[dict]:
+    """The metrics, without the one thing that may differ: how fast it went."""
+    parsed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in parsed]
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        a, b = (run / "checkpoints" / "last" / file for run in (one, other))
+        assert a.read_bytes() == b.read_bytes(), f"{file} differs"
+    assert (one / "checkpoints" / "best").resolve().name == (other / "checkpoints" / "best").resolve().name
+    assert rows(one) == rows(other)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, write_config):
+    """A run with dropout (its random numbers must come back too) that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    config = write_config(folder / "tiny.yaml", model={"dropout": 0.1, "attention_dropout": 0.1})
+    finish(start(config, folder / "run"))
+    return config, folder / "run"
+
+
+def test_killed_at_a_random_moment_and_resumed_ends_with_the_same_bits(unbroken, tmp_path):
+    config, reference = unbroken
+    run = tmp_path / "run"
+    for attempt in range(2):  # killed twice, the second time while resuming
+        process = start(config, run, *(["--resume"] if attempt else []))
+        moment = random.randrange(1, 40)
+        print(f"attempt {attempt}: kill -9 after {moment} more rows of metrics")
+        done = (run / "metrics.jsonl").read_text().count("\n") if (run / "metrics.jsonl").exists() else 0
+        try:
+            wait_for_rows(run, min(done + moment, 38) if not attempt else moment, process)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    finish(start(config, run, "--resume"))
+    assert_same_end(reference, run)
+    leftovers = [p.name for p in (run / "checkpoints").iterdir() if "partial" in p.name]
+    assert not leftovers
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_stop_it_saves_first_and_goes_on_from_that_step(unbroken, tmp_path, number, code):
+    config, reference = unbroken
+    run = tmp_path / "run"
+    process = start(config, run)
+    wait_for_rows(run, 3, process)
+    process.send_signal(number)
+    output = finish(process, expected=code)
+    assert "--resume" in output
+    saved = json.loads((run / "checkpoints" / "last" / "trainer_state.json").read_text())["step"]
+    assert saved == max(row["step"] for row in rows(run))  # nothing that was done is lost
+    assert 3 <= saved < 40
+    finish(start(config, run, "--resume"))
+    assert_same_end(reference, run)
+
+
+def test_resuming_a_run_that_has_no_checkpoint_yet_starts_it(unbroken, tmp_path):
+    config, reference = unbroken
+    run = tmp_path / "run"
+    process = start(config, run)
+    wait_for_rows(run, 1, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    for folder in (run / "checkpoints").glob("*") if (run / "checkpoints").exists() else []:
+        folder.unlink() if folder.is_symlink() else None
+    finish(start(config, run, "--resume"))
+    assert_same_end(reference, run)
