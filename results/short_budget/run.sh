@@ -8,5 +8,5 @@ here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$runs"
 for row in pnn_delta_norm bert pnn pnn_tied; do
   sed "s#DATA/#$data/#" "$here/configs/$row.yaml" > "$runs/$row.yaml"
-  python3 -m pnn train "$runs/$row.yaml" --run "$runs/$row" "$@"
+  python3 -m pnn train "$runs/$row.yaml" --output "$runs/$row" "$@"
 done

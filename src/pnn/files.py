@@ -30,7 +30,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill; it appears under its name only if the block succeeds, and not at all if it fails."""
+    """A folder to fill; it appears under its name only if the block succeeds, and not at all if it fails. Where another
+    process made the same folder meanwhile, theirs stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
     for stale in target.parent.glob(f".{target.name}.partial-*"):
         if not _alive(int(stale.name.rpartition("-")[2])):  # left by a process that was killed
@@ -43,7 +44,11 @@ def new_folder(target: Path) -> Iterator[Path]:
             if file.is_file():
                 with open(file, "rb") as f:
                     os.fsync(f.fileno())
-        os.rename(partial, target)
+        try:
+            os.rename(partial, target)
+        except OSError:
+            if not target.is_dir():
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

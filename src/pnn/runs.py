@@ -32,7 +32,7 @@ def check_free(run: Path, config: RunConfig, resume: bool) -> None:
     if not resume:
         if run.exists() and (not run.is_dir() or any(run.iterdir())):
             raise UserError(
-                f"{run} already holds another run or other files: choose another --run, or --resume to go on with it"
+                f"{run} already holds another run or other files: choose another --output, or --resume to go on with it"
             )
     elif held.exists():
         before, now = _flat(read_config(run).to_dict()), _flat(config.to_dict())

@@ -23,7 +23,7 @@ def fails(pnn_command, *arguments, says: tuple[str, ...]) -> str:
 
 def test_a_missing_corpus(pnn_command, tiny_config, tmp_path):
     config = tiny_config(data={"train": str(tmp_path / "nowhere.txt")})
-    fails(pnn_command, "train", config, "--run", tmp_path / "run", says=("nowhere.txt",))
+    fails(pnn_command, "train", config, "--output", tmp_path / "run", says=("nowhere.txt",))
     assert not (tmp_path / "run").exists()
 
 
@@ -41,7 +41,7 @@ def test_a_corpus_that_cannot_be_read(pnn_command, tiny_config, tmp_path, conten
     text.write_bytes(content)
     prepared = tmp_path / "prepared"
     config = tiny_config(data={"train": str(text), "prepared": str(prepared)})
-    fails(pnn_command, "train", config, "--run", tmp_path / "run", says=("text.txt", says))
+    fails(pnn_command, "train", config, "--output", tmp_path / "run", says=("text.txt", says))
     assert not (tmp_path / "run").exists()
     assert not prepared.exists() or not any(prepared.iterdir())
 
@@ -73,7 +73,7 @@ def test_a_corpus_that_cannot_be_read(pnn_command, tiny_config, tmp_path, conten
 def test_a_mistake_in_a_config(pnn_command, tiny_config, tmp_path, changes, says):
     if torch.cuda.is_available() and "GPU" in "".join(says):
         pytest.skip("this machine has a GPU")
-    fails(pnn_command, "train", tiny_config(**changes), "--run", tmp_path / "run", says=says)
+    fails(pnn_command, "train", tiny_config(**changes), "--output", tmp_path / "run", says=says)
     assert not (tmp_path / "run").exists()
 
 
@@ -87,9 +87,9 @@ def test_a_run_folder_that_holds_another_run(pnn_command, tiny_config, trained_r
     run = tmp_path / "run"
     shutil.copytree(trained_run, run, symlinks=True)
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
-    fails(pnn_command, "train", tiny_config(), "--run", run, says=("already holds", "--resume"))
+    fails(pnn_command, "train", tiny_config(), "--output", run, says=("already holds", "--resume"))
     changed = tiny_config(training={"max_steps": 20, "learning_rate": 1e-3})
-    fails(pnn_command, "train", changed, "--run", run, "--resume", says=("training.learning_rate", "0.002", "0.001"))
+    fails(pnn_command, "train", changed, "--output", run, "--resume", says=("training.learning_rate", "0.002", "0.001"))
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint(pnn_command, trained_run, tiny_config, tmp_path, k
     last = (run / "checkpoints" / "last").resolve()
     if last == best:
         resumed = tiny_config(name="tiny", training={"max_steps": 20})
-        fails(pnn_command, "train", resumed, "--run", run, "--resume", says=("model.safetensors",))
+        fails(pnn_command, "train", resumed, "--output", run, "--resume", says=("model.safetensors",))
 
 
 def test_a_checkpoint_of_another_architecture(pnn_command, trained_run, tmp_path):
@@ -186,7 +186,7 @@ def test_a_full_disk(pnn_command, tiny_config, tmp_path):
         pytest.skip("mounting a file system needs root")
     try:
         config = tiny_config(training={"save_every": 1, "evaluate_every": 40, "keep_checkpoints": 40})
-        fails(pnn_command, "train", config, "--run", disk / "run", says=("No space left", "checkpoint"))
+        fails(pnn_command, "train", config, "--output", disk / "run", says=("No space left", "checkpoint"))
         checkpoints = disk / "run" / "checkpoints"
         assert not list(checkpoints.glob(".*"))  # nothing half-written
         from pnn.runs import verify_checkpoint

@@ -105,9 +105,8 @@ def test_packed_and_padded_forward_agree_in_values_and_gradients(name):
     (padded_logits, padded_grads), (packed_logits, packed_grads) = results
     assert (padded_logits - packed_logits).abs().max() < 1e-5
     for (parameter, _), one, two in zip(model.named_parameters(), padded_grads, packed_grads, strict=True):
-        # the key bias moves all of a query's scores alike, so its gradient is rounding noise: hence the absolute term
-        assert (one - two).norm() <= 1e-5 * one.norm() + 1e-4, parameter
-    assert sum(grad.norm() > 1e-2 for grad in padded_grads) == len(padded_grads)
+        assert one.norm() > 1e-3, parameter
+        assert (one - two).norm() < 1e-5 * one.norm(), parameter
 
 
 @every_model

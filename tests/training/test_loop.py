@@ -67,7 +67,7 @@ def test_decay_spares_norms_biases_and_the_temperature():
 
 def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny_config, tmp_path, pnn_command):
     config = tiny_config(training={"learning_rate": 1e30, "warmup_steps": 1, "log_every": 5, "save_every": 1})
-    code, _, err = pnn_command("train", config, "--run", tmp_path / "run")
+    code, _, err = pnn_command("train", config, "--output", tmp_path / "run")
     assert code == 2
     assert "non-finite at step " in err
     step = int(err.partition("non-finite at step ")[2].split()[0])

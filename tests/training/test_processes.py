@@ -20,7 +20,7 @@ def test_two_processes_give_the_single_processs_curve(tiny_config, tmp_path):
     config = tiny_config(model={"dropout": 0.0}, training={"max_steps": 50, "save_every": 50, "evaluate_every": 50})
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     single, double = tmp_path / "single", tmp_path / "double"
-    train = ["-m", "pnn", "train", str(config), "--run"]
+    train = ["-m", "pnn", "train", str(config), "--output"]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for command in ([*train, single], [*launch, *train, double]):
         done = subprocess.run(

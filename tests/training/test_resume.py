@@ -16,7 +16,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def start(config: Path, run: Path, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "pnn", "train", str(config), "--run", str(run), *more]
+    command = [sys.executable, "-m", "pnn", "train", str(config), "--output", str(run), *more]
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

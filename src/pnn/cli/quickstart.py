@@ -11,7 +11,7 @@ from pnn.cli.tables import print_evaluation
 
 @app.command()
 def quickstart(
-    run: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("runs/quickstart"),
+    output: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("runs/quickstart"),
 ) -> None:
     """Train a small PNN and a BERT baseline on the embedded corpus, evaluate both, write a report. A few minutes on a laptop.
 
@@ -19,6 +19,6 @@ def quickstart(
     """
     from pnn.quickstart import run_quickstart
 
-    results, page = run_quickstart(run)
+    results, page = run_quickstart(output)
     print_evaluation(results)
     print(f"\nOpen {page}")

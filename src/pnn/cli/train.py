@@ -15,7 +15,7 @@ Setting = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
 @app.command()
 def train(
     config: Annotated[str, typer.Argument(help="A shipped config's name, or the path of a YAML file.")],
-    run: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<config's name>")] = None,
+    output: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<config's name>")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
     batch_size: Annotated[int | None, typer.Option(help="Sequences of a micro-batch; the effective batch stays.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training text.")] = None,
@@ -43,6 +43,6 @@ def train(
     }
     overrides = [f"{key}={value}" for key, value in flags.items() if value is not None] + (settings or [])
     chosen = load_config(config, overrides)
-    folder = run or Path("runs") / chosen.name
+    folder = output or Path("runs") / chosen.name
     if train_run(chosen, folder, resume=resume):
         print_evaluation({folder.name: read_json(folder / "evaluation.json")})

@@ -110,7 +110,7 @@ def updates_ahead(stream: TrainingStream, plan: Plan, rank: int, processes: int,
 
 
 def precision_of(config: RunConfig) -> tuple[str, bool]:
-    """(accelerate's mixed precision, whether to compile) for this machine."""
+    """(accelerate's mixed precision, whether to train on a GPU) for this machine."""
     training = config.training
     on_gpu = torch.cuda.is_available() and training.device != "cpu"
     if training.device == "cuda" and not on_gpu:
@@ -120,17 +120,18 @@ def precision_of(config: RunConfig) -> tuple[str, bool]:
         precision = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if on_gpu else "fp32"
     if precision == "fp16" and not on_gpu:
         raise UserError("training.precision: fp16 needs a GPU (use bf16 or fp32 on a CPU)")
-    return ("no" if precision == "fp32" else precision), on_gpu if training.compile is None else training.compile
+    return ("no" if precision == "fp32" else precision), on_gpu
 
 
 class Trainer:
     def __init__(self, config: RunConfig, run: Path, resume: bool = False, quiet: bool = False):
         self.config, self.run, self.quiet = config, run, quiet
-        mixed_precision, self.compiled = precision_of(config)
+        mixed_precision, on_gpu = precision_of(config)
+        self.compiled = on_gpu if config.training.compile is None else config.training.compile
         AcceleratorState._reset_state()  # several runs in one process may differ in precision
         self.accelerator = Accelerator(
             mixed_precision=mixed_precision,
-            cpu=config.training.device == "cpu",
+            cpu=not on_gpu,
             log_with="tensorboard" if config.training.tensorboard else None,
             project_dir=str(run),
         )
@@ -260,7 +261,6 @@ class Trainer:
                 signal.signal(number, handler)
             if metrics is not None:
                 metrics.close()
-            self.accelerator.end_training()
 
     def _update(self, update: Update, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """One optimiser step. Returns loss (as trained), loss of the last step alone, and gradient norm, on the device."""

@@ -13,8 +13,11 @@ from pnn.training.loop import Trainer
 def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool = False) -> bool:
     """Returns whether this process is the one that reports (with several processes, the first)."""
     trainer = Trainer(config, run, resume=resume, quiet=quiet)
-    trainer.train()
-    if trainer.is_main:
-        evaluate_run(run, progress=track, device=trainer.accelerator.device.type)
-    trainer.accelerator.wait_for_everyone()
+    try:
+        trainer.train()
+        if trainer.is_main:
+            evaluate_run(run, progress=track, device=trainer.accelerator.device.type)
+        trainer.accelerator.wait_for_everyone()
+    finally:
+        trainer.accelerator.end_training()  # closes trackers and the process group
     return trainer.is_main

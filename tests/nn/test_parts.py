@@ -1,0 +1,317 @@
+"""Each part against its equation, written out by hand or taken from torch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pnn.nn.attention import Layout, SelfAttention, packed_attention, padded_attention
+from pnn.nn.delta_rule import rewrite, rewrite_delta, soft_unit
+from pnn.nn.embeddings import TokenPositionEmbeddings
+from pnn.nn.feed_forward import FeedForward
+from pnn.nn.gating import QueryKeyGate
+from pnn.nn.head import VocabularyHead
+from pnn.nn.refiner import DeltaRefiner
+from pnn.nn.transformer import TransformerLayer
+
+WIDTH, HEADS, INNER = 12, 3, 20
+few = settings(deadline=None, max_examples=25)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@torch.no_grad()
+def shaken(module):
+    """In double precision, every parameter away from its start."""
+    module = module.double()
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.copy_(parameter.clamp(-1, 4) + 0.3 * random(*parameter.shape, seed=seed))
+    return module
+
+
+def gelu(x):
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def layer_norm(x, norm):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+def attention_by_hand(module, h):
+    """One sequence (length, d): softmax(q kᵀ / √d_head) v in each head, token by token."""
+    length, width = h.shape
+    size = width // module.num_heads
+    q, k, v = (h @ w.T + b for w, b in zip(module.qkv.weight.chunk(3), module.qkv.bias.chunk(3), strict=True))
+    context = torch.zeros_like(h)
+    for head in range(module.num_heads):
+        part = slice(head * size, (head + 1) * size)
+        for token in range(length):
+            scores = torch.stack([q[token, part] @ k[other, part] for other in range(length)]) / math.sqrt(size)
+            weights = scores.exp() / scores.exp().sum()
+            context[token, part] = sum(weights[other] * v[other, part] for other in range(length))
+    return context @ module.out.weight.T + module.out.bias
+
+
+# Attention ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [(5,), (1, 7, 4), (3, 3)])
+def test_attention_equals_a_softmax_written_out(lengths):
+    module = shaken(SelfAttention(WIDTH, HEADS))
+    longest = max(lengths)
+    padded = random(len(lengths), longest, WIDTH, seed=1)
+    keep = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    expected = torch.cat([attention_by_hand(module, row[:n]) for row, n in zip(padded, lengths, strict=True)])
+    as_padded = module(padded, Layout(keep=keep))[keep]
+    as_packed = module(padded[keep][None], Layout(cu_seqlens=borders, max_seqlen=longest))[0]
+    assert torch.allclose(as_padded, expected, atol=1e-12)
+    assert torch.allclose(as_packed, expected, atol=1e-12)
+
+
+def test_attention_without_a_mask_takes_every_token():
+    module = shaken(SelfAttention(WIDTH, HEADS))
+    h = random(2, 4, WIDTH, seed=1)
+    expected = torch.stack([attention_by_hand(module, row) for row in h])
+    assert torch.allclose(module(h, Layout()), expected, atol=1e-12)
+
+
+def test_attention_equals_torch_multi_head_attention():
+    ours, theirs = shaken(SelfAttention(WIDTH, HEADS)), nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.qkv.weight)
+        theirs.in_proj_bias.copy_(ours.qkv.bias)
+        theirs.out_proj.load_state_dict(ours.out.state_dict())
+    h = random(3, 5, WIDTH, seed=2)
+    keep = torch.arange(5) < torch.tensor([5, 2, 3])[:, None]
+    expected, _ = theirs(h, h, h, key_padding_mask=~keep)
+    assert torch.allclose(ours(h, Layout(keep=keep))[keep], expected[keep], atol=1e-12)
+
+
+@few
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 1000))
+def test_packed_attention_is_attention_of_each_sequence_alone(lengths, seed):
+    borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    q, k, v = random(3, sum(lengths), HEADS, 4, seed=seed)
+    packed = packed_attention(q, k, v, Layout(cu_seqlens=borders, max_seqlen=9))
+    for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+        alone = padded_attention(*(x[None, start:stop] for x in (q, k, v)), keep=None)[0]
+        assert torch.allclose(packed[start:stop], alone, atol=1e-12)
+
+
+def test_packed_attention_has_gradients_of_each_sequence_alone():
+    lengths, borders = (2, 5, 1), torch.tensor([0, 2, 7, 8], dtype=torch.int32)
+    inputs = [random(8, HEADS, 4, seed=s).requires_grad_() for s in range(3)]
+    weights = random(8, HEADS, 4, seed=9)
+    whole = torch.autograd.grad((packed_attention(*inputs, Layout(cu_seqlens=borders)) * weights).sum(), inputs)
+    assert sum(lengths) == 8
+    for start, stop in ((0, 2), (2, 7), (7, 8)):
+        parts = [x[None, start:stop].detach().requires_grad_() for x in inputs]
+        alone = torch.autograd.grad((padded_attention(*parts, keep=None) * weights[None, start:stop]).sum(), parts)
+        assert all(torch.allclose(w[start:stop], a[0], atol=1e-12) for w, a in zip(whole, alone, strict=True))
+
+
+def test_attention_dropout_acts_in_training_only():
+    module = shaken(SelfAttention(WIDTH, HEADS, attention_dropout=0.5))
+    h, borders = random(1, 6, WIDTH), torch.tensor([0, 2, 6], dtype=torch.int32)
+    for layout in (Layout(), Layout(cu_seqlens=borders)):
+        module.train()
+        assert not torch.equal(module(h, layout), module(h, layout))
+        module.eval()
+        assert torch.equal(module(h, layout), module(h, layout))
+
+
+def test_heads_that_do_not_divide_the_width_raise_with_both_numbers():
+    with pytest.raises(ValueError, match="num_attention_heads=5 does not divide hidden_size=12"):
+        SelfAttention(12, 5)
+
+
+@few
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8))
+def test_sequence_starts_is_the_border_before_each_token(lengths):
+    borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    expected = [start for start, n in zip(borders.tolist(), lengths, strict=False) for _ in range(n)]
+    assert Layout(cu_seqlens=borders).sequence_starts(sum(lengths)).tolist() == expected
+
+
+# The delta rule -------------------------------------------------------------------------------------------------------
+
+dimensions, seeds, betas = st.integers(2, 12), st.integers(0, 10_000), st.floats(0, 2)
+
+
+def unit(d, seed):
+    k = random(d, seed=seed)
+    return k / k.norm()
+
+
+@few
+@given(dimensions, seeds, st.floats(-10, 10))
+def test_a_full_rewrite_along_a_unit_vector_reads_out_the_new_value(d, seed, value):
+    x, k, v = random(3, d, seed=seed), unit(d, seed + 1), torch.tensor([value], dtype=torch.float64)
+    assert torch.allclose(rewrite(x, k, v, torch.ones(1)) @ k, v.expand(3), atol=1e-6)
+
+
+@few
+@given(dimensions, seeds, betas, st.floats(0, 1))
+def test_directions_orthogonal_to_the_written_one_are_untouched(d, seed, beta, length):
+    x, k = random(d, seed=seed), length * unit(d, seed + 1)
+    other = random(d, seed=seed + 2)
+    other = other - (other @ unit(d, seed + 1)) * unit(d, seed + 1)
+    after = rewrite(x, k, torch.tensor([3.0]), torch.tensor([beta]))
+    assert abs(float((after - x) @ other)) < 1e-6
+
+
+@few
+@given(dimensions, seeds, betas)
+def test_the_error_along_the_written_direction_shrinks_by_one_minus_beta(d, seed, beta):
+    x, k, v = random(d, seed=seed), unit(d, seed + 1), random(1, seed=seed + 2)
+    before, after = x @ k - v, rewrite(x, k, v, torch.tensor([beta], dtype=torch.float64)) @ k - v
+    assert torch.allclose(after, (1 - beta) * before, atol=1e-6)
+
+
+def test_a_rewrite_adds_its_delta_for_every_token():
+    x, k, v, beta = random(2, 3, 5), random(2, 3, 5, seed=1), random(2, 3, 1, seed=2), random(2, 3, 1, seed=3)
+    delta = rewrite_delta(x, k, v, beta)
+    for i in range(2):
+        for j in range(3):
+            expected = beta[i, j] * (v[i, j] - x[i, j] @ k[i, j]) * k[i, j]
+            assert torch.allclose(delta[i, j], expected, atol=1e-12)
+    assert torch.equal(rewrite(x, k, v, beta), x + delta)
+
+
+@few
+@given(dimensions, seeds, st.floats(1e-3, 1e3))
+def test_soft_unit_keeps_the_direction_and_is_never_longer_than_one(d, seed, length):
+    k = length * unit(d, seed)
+    out = soft_unit(k)
+    assert torch.allclose(out, k / math.sqrt(length**2 + 1), atol=1e-9)
+    assert out.norm() < 1
+
+
+def test_soft_unit_of_zero_is_zero_with_a_gradient_of_one():
+    k = torch.zeros(2, 5, requires_grad=True)
+    out = soft_unit(k)
+    assert torch.count_nonzero(out) == 0
+    out.sum().backward()
+    assert torch.equal(k.grad, torch.ones(2, 5))
+
+
+# Gate, refiner, layers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_gate_is_the_sigmoid_of_query_times_key_over_temperature(bias):
+    gate = QueryKeyGate(WIDTH, bias)
+    assert gate.temperature.tolist() == pytest.approx([math.sqrt(WIDTH)])
+    assert (gate.query.bias is None) == (not bias)
+    gate = shaken(gate)
+    h, delta = random(2, 4, WIDTH), random(2, 4, WIDTH, seed=1)
+    query, key = h @ gate.query.weight.T, delta @ gate.key.weight.T
+    if bias:
+        query, key = query + gate.query.bias, key + gate.key.bias
+    expected = 1 / (1 + torch.exp(-query * key / gate.temperature))
+    assert torch.allclose(gate(h, delta), expected, atol=1e-12)
+
+
+def test_the_feed_forward_net_is_two_matrices_and_an_exact_gelu():
+    ffn = shaken(FeedForward(WIDTH, INNER, dropout=0.0))
+    h = random(4, WIDTH)
+    expected = gelu(h @ ffn.up.weight.T + ffn.up.bias) @ ffn.down.weight.T + ffn.down.bias
+    assert torch.allclose(ffn(h), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"delta_norm": True, "gate_bias": True},
+        {"gate": "none"},
+        {"gate": "none", "delta_norm": True},
+        {"update": "delta"},
+        {"update": "delta", "delta_norm": True},
+    ],
+)
+def test_the_refiner_is_the_papers_equations(settings):
+    settings = {"delta_norm": False, "gate": "query_key", "gate_bias": False, "update": "gated"} | settings
+    plain = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-5, "zero_init": True}
+    refiner = shaken(DeltaRefiner(WIDTH, HEADS, INNER, **plain, **settings))
+    h = random(5, WIDTH, seed=3)
+    attended = layer_norm(h + attention_by_hand(refiner.attention, h), refiner.attention_norm)
+    ffn = refiner.ffn
+    delta = gelu(attended @ ffn.up.weight.T + ffn.up.bias) @ ffn.down.weight.T + ffn.down.bias
+    if settings["delta_norm"]:
+        delta = layer_norm(delta, refiner.delta_norm)
+    result = refiner(h[None], Layout())
+    assert torch.allclose(result.raw[0], delta, atol=1e-10)
+    if settings["update"] == "delta":
+        written = attended @ refiner.write.weight.T + refiner.write.bias
+        v, beta = written[:, :1], 2 / (1 + torch.exp(-written[:, 1:]))
+        k = delta / (delta.square().sum(-1, keepdim=True) + 1).sqrt()
+        expected = beta * k * (v - (k * h).sum(-1, keepdim=True))
+        assert result.gate is None
+    elif settings["gate"] == "none":
+        expected = delta
+        assert result.gate is None
+    else:
+        gate = refiner.gate
+        query, key = h @ gate.query.weight.T, delta @ gate.key.weight.T
+        if settings["gate_bias"]:
+            query, key = query + gate.query.bias, key + gate.key.bias
+        expected = torch.sigmoid(query * key / gate.temperature) * delta
+        assert torch.allclose(result.gate[0] * delta, expected, atol=1e-10)
+    assert torch.allclose(result.delta[0], expected, atol=1e-10)
+    assert expected.abs().max() > 0.1
+
+
+def test_only_the_last_ffn_matrix_is_marked_to_start_at_zero():
+    common = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-5, "delta_norm": True, "gate_bias": True, "update": "gated"}
+    for zero_init in (True, False):
+        refiner = DeltaRefiner(WIDTH, HEADS, INNER, **common, gate="query_key", zero_init=zero_init)
+        marked = [name for name, module in refiner.named_modules() if getattr(module, "zero_start", False)]
+        assert marked == (["ffn.down"] if zero_init else [])
+
+
+@pytest.mark.parametrize("lengths", [None, (6, 2, 4)])
+def test_a_transformer_layer_equals_torchs(lengths):
+    ours = shaken(TransformerLayer(WIDTH, HEADS, INNER, dropout=0.0, attention_dropout=0.0, eps=1e-5))
+    theirs = nn.TransformerEncoderLayer(WIDTH, HEADS, INNER, dropout=0.0, activation="gelu", batch_first=True).double()
+    theirs.self_attn.in_proj_weight.data.copy_(ours.attention.qkv.weight.data)
+    theirs.self_attn.in_proj_bias.data.copy_(ours.attention.qkv.bias.data)
+    for mine, other in (
+        (ours.attention.out, theirs.self_attn.out_proj),
+        (ours.attention_norm, theirs.norm1),
+        (ours.ffn.up, theirs.linear1),
+        (ours.ffn.down, theirs.linear2),
+        (ours.ffn_norm, theirs.norm2),
+    ):
+        other.load_state_dict(mine.state_dict())
+    h = random(3, 6, WIDTH, seed=4)
+    keep = torch.ones(3, 6, dtype=torch.bool) if lengths is None else torch.arange(6) < torch.tensor(lengths)[:, None]
+    mask = None if lengths is None else ~keep
+    expected = theirs(h, src_key_padding_mask=mask)[keep]
+    assert torch.allclose(ours(h, Layout(keep=None if lengths is None else keep))[keep], expected, atol=1e-10)
+    borders = torch.tensor([0, *(lengths or (6, 6, 6))]).cumsum(0).to(torch.int32)
+    assert torch.allclose(ours(h[keep][None], Layout(cu_seqlens=borders))[0], expected, atol=1e-10)
+
+
+def test_embeddings_add_positions_and_normalise():
+    module = shaken(TokenPositionEmbeddings(9, 7, WIDTH, dropout=0.0, eps=1e-5))
+    tokens, positions = random(2, 4, WIDTH), torch.tensor([[0, 1, 2, 3], [0, 1, 0, 6]])
+    expected = layer_norm(tokens + module.position.weight[positions], module.norm)
+    assert torch.allclose(module(tokens, positions), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("transform", [False, True])
+def test_the_vocabulary_head_is_a_matrix_behind_an_optional_transform(transform):
+    head = shaken(VocabularyHead(WIDTH, 9, transform=transform, eps=1e-5))
+    h = random(4, WIDTH)
+    x = layer_norm(gelu(h @ head.transform.weight.T + head.transform.bias), head.norm) if transform else h
+    assert torch.allclose(head(h), x @ head.decoder.weight.T + head.decoder.bias, atol=1e-12)
