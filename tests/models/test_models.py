@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ from pnn.data import synthetic
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.errors import UserError
 from pnn.models.sections import build_model, load_model, model_config
+from pnn.nn.attention import Layout
 from pnn.objectives import step_weights
 
 SMALL = {
@@ -363,7 +365,7 @@ def test_num_steps_at_the_call_stops_early(name):
 def test_more_steps_than_trained_go_round_the_schedule_again():
     model = build("pnn_schedule")
     ids, _, _, _ = some_batch((6, 6))
-    layout = pnn.nn.attention.Layout()
+    layout = Layout()
     with torch.no_grad():
         states = model(input_ids=ids, num_steps=6, output_states=True).states
         assert len(states) == 7
@@ -536,8 +538,6 @@ def test_the_schedule_and_the_number_of_steps_imply_each_other():
 
 @pytest.mark.parametrize("name", shipped_configs())
 def test_the_model_section_of_a_shipped_config_builds(name):
-    import yaml
-
     section = yaml.safe_load(shipped_configs()[name].read_text(encoding="utf-8"))["model"]
     with torch.device("meta"):
         model = build_model(model_config(section, vocab_size=30522))
