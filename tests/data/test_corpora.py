@@ -164,6 +164,22 @@ def test_wikitext_marks_are_undone(marked, plain):
     assert undo_wikitext_marks(marked) == plain
 
 
+@pytest.mark.parametrize(
+    ("marked", "plain"),
+    [
+        ("the ( old ) , city", "the (old), city"),
+        ("the ( old ) .", "the (old)."),
+        ("the city 's , and", "the city's, and"),
+        ("5 % , then", "5%, then"),
+        ("( so ) it was", "(so) it was"),
+        ("it cost ( $ 5 ) then", "it cost ($5) then"),
+    ],
+)
+@pytest.mark.xfail(strict=True, reason="a mark beside another mark or at the start of the line keeps its space")
+def test_wikitext_marks_beside_each_other_are_undone(marked, plain):
+    assert undo_wikitext_marks(marked) == plain
+
+
 # Mistakes -------------------------------------------------------------------------------------------------------------
 
 

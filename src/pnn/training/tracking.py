@@ -26,13 +26,21 @@ def environment(seed: int, processes: int) -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **_versions()},
         "hardware": {
             "gpus": gpus,
-            "cpu": platform.processor() or platform.machine(),
+            "cpu": _cpu_name(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "processes": processes,
         },
         "seed": seed,
     }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,110 @@
+"""The commands as people type them, and the promises of the README."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_train_then_report_then_look_at_the_data(pnn_command, tiny_config, tmp_path):
+    run = tmp_path / "run"
+    code, out, err = pnn_command("train", tiny_config(), "--output", run, "--max-steps", 6, "--num-steps", 2, "--seed", 3)
+    assert code == 0, err
+    assert "accuracy after each refinement step" in out
+    assert "num_steps: 2" in (run / "config.yaml").read_text()
+    code, out, err = pnn_command("report", run)
+    assert code == 0, err
+    assert Path(out.strip()) == run / "report.html"
+    assert "<html" in (run / "report.html").read_text()
+    code, out, err = pnn_command("data", "prepare", tiny_config())
+    assert code == 0, err
+    folder = out.splitlines()[0].rpartition(" ")[2]
+    code, out, err = pnn_command("data", "info", folder)
+    assert code == 0, err
+    assert "400 sequences" in out
+    assert "checksums match" in out
+
+
+def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_command, tmp_path, monkeypatch):
+    """The real command at its real configs, cut to a few updates."""
+    import pnn.quickstart as quickstart
+
+    load = quickstart.load_config
+    few = ["training.max_steps=12", "data.synthetic_paragraphs=2500", f"data.prepared={tmp_path / 'prepared'}"]
+    monkeypatch.setattr(quickstart, "load_config", lambda name: load(name, few))
+    folder = tmp_path / "quickstart"
+    code, out, err = pnn_command("quickstart", "--output", folder)
+    assert code == 0, err
+    assert "report.html" in out
+    page = (folder / "report.html").read_text()
+    assert "pnn" in page
+    assert "bert" in page
+    times = {name: (folder / name / "evaluation.json").stat().st_mtime_ns for name in ("pnn", "bert")}
+    shutil.rmtree(folder / "bert")
+    assert pnn_command("quickstart", "--output", folder)[0] == 0
+    assert (folder / "pnn" / "evaluation.json").stat().st_mtime_ns == times["pnn"]  # not trained again
+    assert (folder / "bert" / "evaluation.json").exists()
+
+
+def readme_commands() -> list[str]:
+    text = (ROOT / "README.md").read_text()
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, flags=re.S))
+    table = re.findall(r"`(pnn [a-z][^`]*)`", text)
+    lines = [line.partition("#")[0].strip() for line in blocks.splitlines()]
+    return [line for line in [*lines, *table] if re.match(r"(accelerate launch -m )?pnn ", line)]
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(readme_commands()))
+def test_the_readmes_commands_exist_with_these_options_and_configs(command):
+    """Each `pnn …` line of the README goes through the real parser, and a config with its settings through the real loader."""
+    from typer.main import get_command
+
+    from pnn.cli import app, data, evaluate, quickstart, report, train  # noqa: F401
+    from pnn.config import load_config
+
+    words = shlex.split(command.removeprefix("accelerate launch -m "))[1:]
+    if "COMMAND" in words:
+        return
+    parsed = get_command(app).commands[words[0]].make_context(words[0], words[1:])
+    if words[0] == "train":
+        load_config(parsed.params["config"], parsed.params["settings"])
+
+
+def test_the_readmes_python_runs(trained_run):
+    """On a tiny run in place of the quickstart's."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    assert "runs/quickstart/pnn/checkpoints/best" in code
+    names: dict = {}
+    exec(code.replace("runs/quickstart/pnn/checkpoints/best", str(trained_run / "checkpoints" / "best")), names)
+    assert len(names["out"].states) == 7
+    assert names["twice"].num_steps == 8
+
+
+def test_every_command_has_an_example_in_its_help(pnn_command):
+    for command in ("train", "evaluate", "quickstart", "report", ("data", "prepare"), ("data", "info")):
+        words = command if isinstance(command, tuple) else (command,)
+        code, out, _ = pnn_command(*words, "--help")
+        assert code == 0
+        assert "Example: pnn " + " ".join(words) in out
+
+
+@pytest.mark.slow
+def test_every_module_imports_without_optional_packages():
+    """Nothing optional is imported at import time: hub access, parquet and the test tools are blocked here."""
+    code = """
+import sys, pkgutil, importlib
+for name in ("datasets", "pyarrow", "pytest", "hypothesis", "lm_eval", "sklearn", "wandb", "triton"):
+    sys.modules[name] = None
+import pnn
+for module in pkgutil.walk_packages(pnn.__path__, "pnn."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,127 @@
+"""Evaluation: the same masks for every model and batch size, numbers that match a plain computation, honest intervals."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import pnn
+from pnn.config import DataConfig
+from pnn.data.masking import SpecialTokens, content_keys, select
+from pnn.data.shards import prepare
+from pnn.evaluation.masked import evaluate_masked
+from pnn.models.sections import load_model
+
+
+@pytest.fixture(scope="module")
+def prepared(prepared_folder):
+    data = DataConfig(synthetic_paragraphs=400, validation_sequences=60, max_length=64, prepared=str(prepared_folder))
+    return prepare(data, lambda items, _: items)
+
+
+def tiny(**changes):
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "initializer_range": 0.3, "zero_init": False}
+    return pnn.PNNForMaskedLM(pnn.PNNConfig(vocab_size=80, max_position_embeddings=64, **(sizes | changes)))
+
+
+def test_numbers_equal_a_plain_computation(prepared):
+    """One sequence at a time, padded path, masks drawn here: the same accuracy and loss at every step."""
+    model = tiny().eval()
+    result = evaluate_masked(model, prepared.validation, prepared.validation_sequences, mask_seed=5)
+    special = SpecialTokens(prepared.tokenizer.mask_token_id, 80, tuple(prepared.tokenizer.all_special_ids))
+    right, loss, targets = np.zeros(5), np.zeros(5), 0
+    for index in prepared.validation_sequences:
+        ids = prepared.validation.take(np.array([index]))
+        keys = torch.from_numpy(np.repeat(content_keys(ids, np.array([len(ids)])), len(ids)))
+        tokens = torch.from_numpy(ids)
+        chosen = select(tokens, keys, torch.arange(len(ids)), special, 0.15, 5)
+        with torch.no_grad():
+            states = model(torch.where(chosen, special.mask, tokens)[None], output_states=True).states
+        for step, state in enumerate(states):
+            logits = model.head(state[0, chosen])
+            right[step] += int((logits.argmax(-1) == tokens[chosen]).sum())
+            loss[step] += F.cross_entropy(logits, tokens[chosen], reduction="sum").item()
+        targets += int(chosen.sum())
+    assert result["targets"] == targets
+    assert result["accuracy_by_step"] == pytest.approx(list(right / targets))
+    assert result["loss_by_step"] == pytest.approx(list(loss / targets), rel=1e-4)
+    assert result["gain_over_first_step"]["value"] == pytest.approx((right[-1] - right[1]) / targets)
+
+
+def test_batch_size_changes_nothing(prepared):
+    model = tiny()
+    results = [
+        evaluate_masked(model, prepared.validation, prepared.validation_sequences, batch_tokens=tokens)
+        for tokens in (64, 300, 100_000)
+    ]
+    for other in results[1:]:
+        assert other["targets"] == results[0]["targets"]
+        assert other["accuracy_by_step"] == results[0]["accuracy_by_step"]
+        assert other["ceiling"] == pytest.approx(results[0]["ceiling"])
+
+
+def test_every_model_is_asked_the_same(prepared):
+    bert = pnn.BertBaselineConfig(
+        vocab_size=80,
+        hidden_size=16,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        max_position_embeddings=64,
+    )
+    models = (tiny(), tiny(num_steps=2), pnn.BertBaselineForMaskedLM(bert))
+    results = [evaluate_masked(model, prepared.validation, prepared.validation_sequences) for model in models]
+    assert len({(r["targets"], r["ceiling"]) for r in results}) == 1
+    assert [len(r["accuracy_by_step"]) for r in results] == [5, 3, 3]
+
+
+def test_kinds_add_up_to_the_whole(prepared):
+    result = evaluate_masked(tiny(), prepared.validation, prepared.validation_sequences)
+    kinds = result["by_kind"].values()
+    assert sum(kind["targets"] for kind in kinds) == result["targets"]
+    assert sum(kind["share"] for kind in kinds) == pytest.approx(1)
+    for whole, part in (("accuracy", "accuracy"), ("ceiling", "ceiling")):
+        assert sum(kind["share"] * kind[part] for kind in kinds) == pytest.approx(result[whole])
+
+
+def test_a_model_in_training_mode_is_left_in_it(prepared):
+    model = tiny(dropout=0.5).train()
+    once = evaluate_masked(model, prepared.validation, prepared.validation_sequences)
+    assert model.training
+    assert once == evaluate_masked(model, prepared.validation, prepared.validation_sequences)  # no dropout in between
+
+
+def test_command_writes_what_it_prints_and_takes_other_text(pnn_command, trained_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    (tmp_path / "other.txt").write_text("the fox of avon wear amber hats . it has old amber boots .\n" * 20)
+    code, out, err = pnn_command("evaluate", run, "--data", tmp_path / "other.txt", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert result == json.loads((run / "evaluation.json").read_text())
+    other = result["sets"][str(tmp_path / "other.txt")]
+    assert other["sequences"] == 20
+    code, out, err = pnn_command("evaluate", run)
+    assert code == 0, err
+    assert f"{100 * result['accuracy']:.1f}" in out
+    best = run / "checkpoints" / "best"
+    code, out, err = pnn_command("evaluate", best.resolve(), "--num-steps", 6, "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["accuracy_by_step"]) == 7
+
+
+def test_a_missing_weight_is_an_error_not_a_random_number(trained_run, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from pnn.errors import UserError
+
+    shutil.copytree((trained_run / "checkpoints" / "best").resolve(), tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    del weights["encoder.refiners.0.gate.query.weight"]
+    save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"gate\.query\.weight"):
+        load_model(tmp_path / "model")
