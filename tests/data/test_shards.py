@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,6 +197,16 @@ def test_an_error_in_the_text_leaves_nothing(data, tmp_path):
     with pytest.raises(UserError, match="line 61 is not valid UTF-8"):
         prepare(data, quiet)
     assert folders(data) == []
+
+
+def test_another_run_that_finishes_first_does_no_harm(data, tmp_path):
+    finished = prepare(DataConfig(**vars(data) | {"prepared": str(tmp_path / "other")}), quiet).train.folder
+
+    def overtaken(items, label):
+        yield from items
+        shutil.copytree(finished, Path(data.prepared) / finished.name)
+
+    assert texts(prepare(data, overtaken).train) == some_lines()
 
 
 KILLED = """

@@ -35,9 +35,7 @@ def ids_of(words):
 @cache
 def free_choices(slot, number):
     total = sum(Fraction(1, rank) for rank in range(1, len(FREE[slot]) + 1))
-    return {
-        word.split("/")[number if "/" in word else 0]: Fraction(1, rank) / total for rank, word in enumerate(FREE[slot], 1)
-    }
+    return {word.split("/")[number if "/" in word else 0]: Fraction(1, rank) / total for rank, word in enumerate(FREE[slot], 1)}
 
 
 @cache
@@ -128,7 +126,7 @@ def test_the_best_guesser_is_right_as_often_as_computed():
     assert sum(expected) > 1000
 
 
-PARAGRAPH = "the fox of avon wear amber hats . it has old amber boots . near avon it sings slowly ."
+PARAGRAPH = "the fox of avon wore amber hats . it has old amber boots . near avon it sings slowly ."
 
 
 def best(text, *masked):
@@ -175,11 +173,11 @@ def test_nothing_masked_gives_zeros():
 @pytest.mark.parametrize(
     "text",
     [
-        "the fox of avon wear amber hats .",  # one sentence is too short
+        "the fox of avon wore amber hats .",  # one sentence is too short
         PARAGRAPH + " it has old amber boots . it has old amber boots .",  # five sentences
         PARAGRAPH.removesuffix(" ."),  # cut off
         PARAGRAPH.replace("it has", "it have"),  # no agreement
-        "it has old amber boots . the fox of avon wear amber hats . near avon it sings slowly .",  # no opening first
+        "it has old amber boots . the fox of avon wore amber hats . near avon it sings slowly .",  # no opening first
         PARAGRAPH.replace("of", "old"),
     ],
 )

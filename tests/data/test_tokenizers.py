@@ -161,12 +161,12 @@ def test_a_folder_whose_tokenizer_has_no_mask_token_is_refused(tmp_path):
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>")
     tokenizer.save_pretrained(tmp_path)
-    assert error_of(tmp_path) == (
-        f'the tokenizer "{tmp_path}" has no mask or pad token, which masked language modelling needs'
-    )
+    assert error_of(tmp_path) == (f'the tokenizer "{tmp_path}" has no mask or pad token, which masked language modelling needs')
 
 
-@pytest.mark.xfail(strict=True, reason="a tokenizer.json without [MASK] gets the five special tokens added, and no [CLS] … [SEP]")
+@pytest.mark.xfail(
+    strict=True, reason="a tokenizer.json without [MASK] gets the five special tokens added, and no [CLS] … [SEP]"
+)
 def test_a_tokenizer_json_without_a_mask_token_is_refused(tmp_path):
     backend = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -98,7 +98,7 @@ def test_a_model_in_training_mode_is_left_in_it(prepared):
 def test_command_writes_what_it_prints_and_takes_other_text(pnn_command, trained_run, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained_run, run, symlinks=True)
-    (tmp_path / "other.txt").write_text("the fox of avon wear amber hats . it has old amber boots .\n" * 20)
+    (tmp_path / "other.txt").write_text("the fox of avon wore amber hats . it has old amber boots .\n" * 20)
     code, out, err = pnn_command("evaluate", run, "--data", tmp_path / "other.txt", "--json")
     assert code == 0, err
     result = json.loads(out)

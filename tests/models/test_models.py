@@ -554,7 +554,7 @@ def test_the_model_section_of_a_shipped_config_builds(name):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"type": "brt"}, 'model.type: no architecture \'brt\' (did you mean "bert"?)'),
+        ({"type": "brt"}, "model.type: no architecture 'brt' (did you mean \"bert\"?)"),
         ({"type": "pnn", "num_step": 4}, 'unknown key "model.num_step" (did you mean "num_steps"?)'),
         ({"type": "pnn", "hidden_size": "wide"}, "model.hidden_size: expected a whole number, got 'wide'"),
         ({"type": "pnn", "hidden_size": 10, "num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=10"),

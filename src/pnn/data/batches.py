@@ -85,6 +85,8 @@ class TrainingStream:
     def __init__(
         self, tokens: TokenSet, sequences: NDArray[np.int64], batch_tokens: int, seed: int, filler: int, start: int = 0
     ):
+        if batch_tokens < tokens.lengths[sequences].max():
+            raise ValueError(f"batch_tokens={batch_tokens} is too small for the longest sequence")
         self.tokens = tokens
         self.sequences = sequences
         self.batch_tokens = batch_tokens

@@ -9,6 +9,8 @@ import glob
 import gzip
 import json
 import lzma
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +88,7 @@ def _file_lines(files: list[Path], column: str) -> Iterator[str]:
             else:
                 with _open_binary(file) as stream:
                     yield from _text_lines(stream, file, column if plain.endswith(".jsonl") else None)
-        except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+        except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise UserError(f"{file}: the compressed file is damaged or cut short ({error})") from None
         except PermissionError:
             raise UserError(f"{file}: no permission to read it") from None
@@ -137,6 +139,8 @@ def _parquet_lines(file: Path, column: str) -> Iterator[str]:
     for batch in table.iter_batches(columns=[column]):
         for text in batch.column(0).to_pylist():
             row += 1
+            if text is not None and not isinstance(text, str):
+                raise UserError(f'{file}: the column "{column}" holds {type(text).__name__}, not text (set data.text_column)')
             for part in (text or "").splitlines():
                 yield _checked(part, file, row)
 
@@ -191,15 +195,9 @@ def passes_paper_filter(line: str) -> bool:
 def undo_wikitext_marks(line: str) -> str:
     """WikiText's spacing turned back into plain text: "1 @,@ 000 , a well @-@ known ( old ) city 's" →
     "1,000, a well-known (old) city's". Quotation marks stay spaced: their side cannot be told."""
-    for mark in "-,.":
-        line = line.replace(f" @{mark}@ ", mark)
-    for mark in (",", ".", ";", ":", "!", "?", ")", "%", "'s", "n't", "'re", "'ve", "'ll", "'d", "'m"):
-        line = line.replace(f" {mark} ", f"{mark} ")
-        if line.rstrip().endswith(f" {mark}"):
-            line = line.rstrip()[: -len(mark) - 1] + mark
-    for mark in ("(", "$", "£"):
-        line = line.replace(f" {mark} ", f" {mark}")
-    return line
+    line = re.sub(r" @([-,.])@ ", r"\1", line)
+    line = re.sub(r" ([,.;:!?)%]|'s|n't|'re|'ve|'ll|'d|'m)(?=\s|$)", r"\1", line)
+    return re.sub(r"(?<!\S)([($£]) ", r"\1", line)
 
 
 def usable_lines(source: Source, data: DataConfig) -> Iterator[str]:

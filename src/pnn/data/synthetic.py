@@ -30,7 +30,7 @@ SENTENCES = (3, 4)  # sentences of a paragraph, each number equally likely
 
 # Sentence shapes. Small letters are grammar; capitals name a slot.
 OPENINGS = (
-    "the NOUN of PLACE wear COLOUR hats .",
+    "the NOUN of PLACE wore COLOUR hats .",
     "in PLACE , COLOUR suits the NOUN .",
 )
 BODIES = (
@@ -157,7 +157,7 @@ def best_prediction_probability(ids: NDArray[np.int64], masked: NDArray[np.bool_
     for number in (0, 1):
         shapes = [shape for shape in lang.shapes if shape.number == number]
         total += _add_predictions(prediction, shapes, ids, masked, known)
-    if total == 0:
+    if total == 0 or any(len(seen) > 1 for seen in known):
         raise ValueError("this is not a paragraph of the embedded language")
     return np.where(masked, prediction.max(1), 0.0) / total
 

@@ -48,6 +48,10 @@ def from_vocabulary(vocab_file: Path, max_length: int) -> PreTrainedTokenizerFas
     missing = [token for token in SPECIAL.values() if token not in vocabulary]
     if missing:
         raise UserError(f"{vocab_file}: no {', '.join(missing)} in the vocabulary")
+    return from_pieces(vocabulary, max_length)
+
+
+def from_pieces(vocabulary: dict[str, int], max_length: int) -> PreTrainedTokenizerFast:
     backend = _frame(_word_piece(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)))
     backend.add_special_tokens(list(SPECIAL.values()))
     return wrap(backend, max_length)
@@ -59,7 +63,10 @@ def trained_on(lines: Iterable[str], vocab_size: int, max_length: int) -> PreTra
         vocab_size=vocab_size, special_tokens=list(SPECIAL.values()), show_progress=False, continuing_subword_prefix="##"
     )
     backend.train_from_iterator(lines, trainer)
-    return wrap(_frame(backend), max_length)
+    # The trainer finds the same pieces every time but numbers some in the order of a hash table; we number them ourselves.
+    pieces = sorted(set(backend.get_vocab()) - set(SPECIAL.values()))
+    vocabulary = {piece: i for i, piece in enumerate([*SPECIAL.values(), *pieces])}
+    return from_pieces(vocabulary, max_length)
 
 
 def of_synthetic_language(max_length: int) -> PreTrainedTokenizerFast:
@@ -69,6 +76,14 @@ def of_synthetic_language(max_length: int) -> PreTrainedTokenizerFast:
     backend = _frame(backend)
     backend.add_special_tokens(list(SPECIAL.values()))
     return wrap(backend, max_length)
+
+
+def _special_tokens_in(backend: Tokenizer) -> dict[str, str]:
+    """BERT's or RoBERTa's names of the special tokens, whichever the vocabulary has. None is added to it."""
+    roberta = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
+    return {
+        role: token for names in (roberta, SPECIAL) for role, token in names.items() if backend.token_to_id(token) is not None
+    }
 
 
 def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
@@ -82,7 +97,7 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
         if path.suffix == ".txt":
             return from_vocabulary(path, max_length)
         if path.is_file():
-            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), **SPECIAL)
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), **_special_tokens_in(Tokenizer.from_file(str(path))))
         else:
             tokenizer = AutoTokenizer.from_pretrained(name)
     except UserError:
@@ -92,7 +107,7 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
         raise UserError(f'cannot load the tokenizer "{name}": {reason}') from error
     if not tokenizer.is_fast:
         raise UserError(f'the tokenizer "{name}" has no fast (Rust) version, which preparing text needs')
-    if any(id is None or id >= len(tokenizer) for id in (tokenizer.mask_token_id, tokenizer.pad_token_id)):
+    if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
         raise UserError(f'the tokenizer "{name}" has no mask or pad token, which masked language modelling needs')
     tokenizer.model_max_length = max_length
     tokenizer.model_input_names = ["input_ids", "attention_mask"]

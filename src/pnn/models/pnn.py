@@ -64,10 +64,12 @@ class PNNConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_refinement(self) -> None:
-        """Called by `@strict` after construction."""
+        """Called by `@strict` after construction and before saving."""
         check_heads(self)
         assert self.schedule is not None
         assert self.num_steps is not None
+        if set(self.schedule) == {0}:  # one refiner: the number of steps says it all, and may have been changed since
+            self.schedule = [0] * self.num_steps
         if self.num_steps < 1:
             raise ValueError(f"num_steps={self.num_steps}, but at least one step is needed")
         if len(self.schedule) != self.num_steps:

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -276,7 +277,7 @@ class Trainer:
         set_learning_rate(self.optimizer, rate)
         for index, (batch, inputs) in enumerate(zip(batches, masked, strict=True)):
             more = index + 1 < len(batches)
-            with accelerator.no_sync(self.wrapped) if more else accelerator.autocast():
+            with accelerator.no_sync(self.wrapped) if more else nullcontext():
                 out = self._forward(batch, inputs, targets)
                 # DDP averages gradients over processes; ours are parts of one sum
                 accelerator.backward(out.loss * processes)

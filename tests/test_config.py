@@ -1,0 +1,254 @@
+"""Configs: every shipped one loads, and every mistake is an error that names the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+
+import pytest
+import yaml
+
+from pnn.config import (
+    CHOICES,
+    POSITIVE,
+    DataConfig,
+    EvaluationConfig,
+    RunConfig,
+    TrainingConfig,
+    from_dict,
+    load_config,
+    shipped_configs,
+    with_overrides,
+)
+from pnn.errors import UserError, did_you_mean
+from pnn.models import BertBaselineConfig, PNNConfig
+from pnn.models.sections import model_config
+
+NAMES = (
+    "ablation_no_gate",
+    "bert_baseline",
+    "paper_reproduction",
+    "pnn_wikitext103",
+    "quickstart_bert",
+    "quickstart_pnn",
+)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def error_of(name, *overrides):
+    with pytest.raises(UserError) as caught:
+        load_config(name, list(overrides))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Shipped configs ------------------------------------------------------------------------------------------------------
+
+
+def test_the_published_rows_are_shipped():
+    assert set(NAMES) <= set(shipped_configs())
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_a_shipped_config_loads_and_its_model_section_builds(name):
+    config = load_config(name)
+    assert config.name == name
+    built = model_config(config.model)
+    assert isinstance(built, BertBaselineConfig if config.model["type"] == "bert" else PNNConfig)
+    for key, value in config.model.items():
+        if key != "type" and value is not None:
+            assert getattr(built, key) == value
+    assert shipped_configs()[name].read_text(encoding="utf-8").startswith("#")  # says what it is
+
+
+@pytest.mark.parametrize("name", ["paper_reproduction", "bert_baseline", "ablation_no_gate", "pnn_wikitext103"])
+def test_the_papers_rows_share_the_papers_recipe(name):
+    config = load_config(name)
+    assert (config.training.epochs, config.training.batch_size, config.training.effective_batch_size) == (15, 384, 1152)
+    assert (config.training.learning_rate, config.training.min_learning_rate) == (3e-4, 1e-5)
+    assert (config.training.warmup_steps, config.training.weight_decay, config.training.gradient_clip) == (500, 0.01, 1.0)
+    assert (config.data.max_length, config.data.max_sequences, config.data.mask_probability) == (128, 1_000_000, 0.15)
+    assert (config.data.filter, config.data.masking, config.data.tokenizer) == ("paper", "mask", "bert-base-uncased")
+
+
+def test_the_published_code_has_its_own_config():
+    model = load_config("paper_reproduction").model
+    assert {k: model[k] for k in ("delta_norm", "gate_bias", "zero_init")} == {
+        "delta_norm": True,
+        "gate_bias": True,
+        "zero_init": False,
+    }
+    assert load_config("ablation_no_gate").model["gate"] == "none"
+    assert model_config(load_config("pnn_wikitext103").model).to_dict() == PNNConfig().to_dict()
+
+
+def test_the_long_config_names_every_key_that_is_pnns_own():
+    raw = yaml.safe_load(shipped_configs()["pnn_wikitext103"].read_text(encoding="utf-8"))
+    own = set(inspect.get_annotations(PNNConfig)) - set(inspect.get_annotations(BertBaselineConfig))
+    assert {"num_steps", "schedule", "update", "gate", "zero_init"} <= own <= set(raw["model"])
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_a_config_survives_being_written_and_read(name, written):
+    config = load_config(name)
+    assert load_config(written(config.to_yaml())) == config
+    assert from_dict(RunConfig, config.to_dict()) == config
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_by_path_takes_its_name_from_the_file_and_defaults_from_the_code(written):
+    config = load_config(written(""))
+    assert config == RunConfig(name="mine")
+    assert config.training == TrainingConfig()
+    assert load_config(written("name: other\ntraining: {seed: 3}")).training.seed == 3
+
+
+@pytest.mark.parametrize("text", ["3e-4", "0.0003", "3.0e-4", "'3e-4'"])
+def test_numbers_may_be_written_as_text(written, text):
+    """YAML 1.1 reads 3e-4 as text."""
+    assert load_config(written(f"training: {{learning_rate: {text}}}")).training.learning_rate == 3e-4
+
+
+def test_whole_numbers_serve_as_numbers(written):
+    value = load_config(written("training: {epochs: 3}")).training.epochs
+    assert value == 3
+    assert isinstance(value, float)
+
+
+def test_null_means_none_where_it_is_allowed(written):
+    config = load_config(written("training: {max_steps: null, compile: null}\ndata: {max_sequences: 5}"))
+    assert (config.training.max_steps, config.training.compile, config.data.max_sequences) == (None, None, 5)
+
+
+def test_further_evaluation_sets_are_sections_by_name(written):
+    config = load_config(
+        written("evaluation: {sets: {raw: {source: a.txt, undo_wikitext_marks: true}, other: {source: b.txt}}}")
+    )
+    assert config.evaluation.sets["raw"].undo_wikitext_marks is True
+    assert config.evaluation.sets["other"].source == "b.txt"
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainig: {}", 'unknown key "trainig" (did you mean "training"?)'),
+        ("training: {learning_rat: 1}", 'unknown key "training.learning_rat" (did you mean "learning_rate"?)'),
+        ("data: {zzz: 1}", 'unknown key "data.zzz" (known: filter,'),
+        ("evaluation: {sets: {a: {source: x, sorce: y}}}", 'unknown key "evaluation.sets.a.sorce" (did you mean "source"?)'),
+        ("training: {seed: many}", "training.seed: expected a whole number, got 'many'"),
+        ("training: {seed: 1.5}", "training.seed: expected a whole number, got 1.5"),
+        ("training: {seed: true}", "training.seed: expected a whole number, got True"),
+        ("training: {learning_rate: fast}", "training.learning_rate: expected a number, got 'fast'"),
+        ("training: {learning_rate: true}", "training.learning_rate: expected a number, got True"),
+        ("training: {learning_rate: [1]}", "training.learning_rate: expected a number, got [1]"),
+        ("training: {tensorboard: 1}", "training.tensorboard: expected true or false, got 1"),
+        ("training: {compile: 1}", "training.compile: expected true or false or null, got 1"),
+        ("training: {max_steps: x}", "training.max_steps: expected a whole number or null, got 'x'"),
+        ("training: {batch_size: null}", "training.batch_size: expected a whole number, got None"),
+        ("data: {train: 5}", "data.train: expected text, got 5"),
+        ("data: [1, 2]", "data: expected a section of keys, got [1, 2]"),
+        ("data:", "data: expected a section of keys, got None"),
+        ("model: pnn", "model: expected a section of keys, got 'pnn'"),
+        ("evaluation: {sets: [a]}", "evaluation.sets: expected a section of keys, got ['a']"),
+        ("data: {filter: papr}", "data.filter: 'papr' is none of paper, none (did you mean \"paper\"?)"),
+        ("data: {masking: xx}", "data.masking: 'xx' is none of mask, bert"),
+        ("training: {precision: fp8}", "training.precision: 'fp8' is none of auto, fp32, fp16, bf16"),
+        ("training: {learning_rate: 0}", "training.learning_rate: must be above zero, got 0.0"),
+        ("training: {learning_rate: .nan}", "training.learning_rate: must be above zero, got nan"),
+        ("training: {max_steps: -1}", "training.max_steps: must be above zero, got -1"),
+        ("data: {max_sequences: 0}", "data.max_sequences: must be above zero, got 0"),
+        ("data: {mask_probability: 1}", "data.mask_probability: must lie between 0 and 1, got 1.0"),
+        ("data: {mask_probability: 0}", "data.mask_probability: must lie between 0 and 1, got 0.0"),
+        ("data: {max_length: 2}", "data.max_length: must be at least 3, got 2"),
+        (
+            "training: {batch_size: 7, effective_batch_size: 40}",
+            "training.batch_size: 7 does not divide training.effective_batch_size 40",
+        ),
+        ("training: {batch_size: 80, effective_batch_size: 40}", "training.batch_size: 80 does not divide"),
+    ],
+)
+def test_a_mistake_is_an_error_that_names_the_key(written, text, message):
+    assert message in error_of(written(text))
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just text", "5"])
+def test_a_file_that_is_no_mapping_is_named(written, text):
+    path = written(text)
+    assert error_of(path).startswith(f"{path}: expected sections of keys, got ")
+
+
+@pytest.mark.parametrize("content", [b"a: [1", b"a: \xff\xfe", b"a: b: c"])
+def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    assert error_of(str(path)).startswith(f"{path}: not a YAML file")
+
+
+def test_an_unknown_config_gets_a_suggestion(tmp_path):
+    assert 'no config "paper_reproducton"' in error_of("paper_reproducton")
+    assert '(did you mean "paper_reproduction"?)' in error_of("paper_reproducton")
+    assert "neither a file nor a shipped name" in error_of(str(tmp_path))
+
+
+def test_every_choice_and_bound_belongs_to_a_key_that_exists():
+    sections = {"data": DataConfig, "training": TrainingConfig, "evaluation": EvaluationConfig}
+    for key in (*CHOICES, *POSITIVE):
+        section, name = key.split(".")
+        assert name in {field.name for field in dataclasses.fields(sections[section])}, key
+
+
+# --set ----------------------------------------------------------------------------------------------------------------
+
+
+def test_settings_override_the_file():
+    config = load_config(
+        "quickstart_pnn",
+        ["training.learning_rate=3e-4", "training.max_steps=null", "data.train=my/*.txt", "model.schedule=[0, 1]", "name=mine"],
+    )
+    assert config.training.learning_rate == 3e-4
+    assert config.training.max_steps is None
+    assert config.data.train == "my/*.txt"
+    assert config.model["schedule"] == [0, 1]
+    assert config.name == "mine"
+    assert load_config("quickstart_pnn").training.max_steps is not None  # the shipped one is as it was
+
+
+def test_later_settings_win_and_missing_sections_are_made():
+    assert with_overrides({}, ["a.b=1", "a.b=2", "a.c=x=y"]) == {"a": {"b": 2, "c": "x=y"}}
+    assert with_overrides({}, ["a.b=[1"]) == {"a": {"b": "[1"}}  # what is no YAML is text
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.seed", '"training.seed" is not a setting of the form section.key=value'),
+        ("=3", '"=3" is not a setting of the form section.key=value'),
+        ("training.sed=3", 'unknown key "training.sed" (did you mean "seed"?)'),
+        ("data.train.x=3", '"data.train.x": train is not a section'),
+        ("training.seed=x", "training.seed: expected a whole number, got 'x'"),
+        ("training.batch_size=7", "training.batch_size: 7 does not divide training.effective_batch_size 40"),
+    ],
+)
+def test_a_wrong_setting_is_named(setting, message):
+    assert message in error_of("quickstart_pnn", setting)
+
+
+def test_suggestions_name_the_closest_or_list_what_there_is():
+    assert did_you_mean("wikitext103", ["c4", "wikitext-103"]) == ' (did you mean "wikitext-103"?)'
+    assert did_you_mean("qqq", ["b", "a"]) == " (known: a, b)"
+    assert re.fullmatch(r" \(known: \)", did_you_mean("x", []))
