@@ -86,9 +86,14 @@ def test_a_folder_appears_when_it_is_filled(tmp_path):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_a_folder_whose_filling_fails_never_appears(tmp_path, error):
     target = tmp_path / "folder"
-    with pytest.raises(error), new_folder(target) as partial:
-        (partial / "a").write_text("a")
-        raise error
+
+    def fail():
+        with new_folder(target) as partial:
+            (partial / "a").write_text("a")
+            raise error
+
+    with pytest.raises(error):
+        fail()
     assert names(tmp_path) == []
 
 

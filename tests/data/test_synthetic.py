@@ -186,7 +186,6 @@ def test_what_is_not_a_paragraph_raises(text):
         best(text, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="two visible, contradicting mentions of a fact pass as a paragraph")
 def test_contradicting_facts_raise():
     with pytest.raises(ValueError, match="not a paragraph"):
         best(PARAGRAPH.replace("amber boots", "black boots"), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -112,10 +113,21 @@ def test_a_tokenizer_trained_on_a_corpus_covers_it_within_the_size_asked_for():
     assert tokenizer("The LITTLE fox").input_ids == tokenizer("the little fox").input_ids
 
 
-@pytest.mark.xfail(strict=True, reason="WordPieceTrainer numbers ## pieces in hash order (huggingface/tokenizers#1794)")
-def test_training_twice_on_the_same_lines_gives_the_same_tokenizer():
+def test_pieces_are_numbered_alike_every_time():
     lines = ["the little fox sat near the old mill", "a fox and two foxes sat down"] * 5
     assert len({fingerprint(trained_on(lines, 60, 32)) for _ in range(6)}) == 1
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="WordPieceTrainer breaks ties between merges by numbers given in hash order (huggingface/tokenizers#1794), "
+    "so that even the set of pieces differs",
+)
+def test_training_twice_on_the_same_lines_finds_the_same_pieces():
+    rng = random.Random(0)
+    words = ["".join(rng.choice("abcdefghij") for _ in range(rng.randint(2, 7))) for _ in range(3000)]
+    lines = [" ".join(words[i : i + 10]) for i in range(0, len(words), 10)]
+    assert len({frozenset(trained_on(lines, 500, 32).get_vocab()) for _ in range(8)}) == 1
 
 
 # Mistakes -------------------------------------------------------------------------------------------------------------
@@ -164,11 +176,18 @@ def test_a_folder_whose_tokenizer_has_no_mask_token_is_refused(tmp_path):
     assert error_of(tmp_path) == (f'the tokenizer "{tmp_path}" has no mask or pad token, which masked language modelling needs')
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a tokenizer.json without [MASK] gets the five special tokens added, and no [CLS] … [SEP]"
-)
 def test_a_tokenizer_json_without_a_mask_token_is_refused(tmp_path):
     backend = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.save(str(tmp_path / "tokenizer.json"))
     assert "mask" in error_of(tmp_path / "tokenizer.json").lower()
+
+
+def test_a_tokenizer_json_with_other_names_of_special_tokens_gets_none_added(tmp_path):
+    words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "a": 5}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"), 16)
+    assert tokenizer.get_vocab() == words
+    assert (tokenizer.mask_token_id, tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id) == (4, 1, 0, 2)

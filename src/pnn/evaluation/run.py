@@ -78,6 +78,6 @@ def evaluate_run(
         treatment = replace(data, undo_wikitext_marks=chosen.undo_wikitext_marks)
         tokens = prepare_source(open_source(chosen.source, treatment, "validation"), tokenizer, treatment, progress)
         result.setdefault("sets", {})[name] = measure(tokens, np.arange(len(tokens)))
-    if folder is not None and num_steps is None:
+    if folder is not None and Path(run).resolve() == folder and num_steps is None:
         write_json(folder / "evaluation.json", result)
     return result

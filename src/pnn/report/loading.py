@@ -75,19 +75,20 @@ def _load(folder: Path, name: str) -> Run:
     if "accuracy_by_step" not in evaluation:
         raise UserError(f"{folder / 'evaluation.json'} holds no accuracy_by_step: run `pnn evaluate {folder}` again")
     environment = folder / "environment.json"
+    metrics = _read_metrics(folder)
     return Run(
         name=name,
         config=config,
-        model=_from_checkpoint(folder, "best", "config.json"),
+        model=_model_config(folder),
         environment=runs.read_json(environment) if environment.exists() else {},
-        metrics=_read_metrics(folder),
+        metrics=metrics,
         evaluation=evaluation,
-        seconds=(_from_checkpoint(folder, "last", "trainer_state.json") or {}).get("seconds"),
+        seconds=next((row["seconds"] for row in reversed(metrics) if "seconds" in row), None),
     )
 
 
-def _from_checkpoint(folder: Path, checkpoint: str, file: str) -> dict[str, Any] | None:
-    path = folder / "checkpoints" / checkpoint / file
+def _model_config(folder: Path) -> dict[str, Any] | None:
+    path = folder / "checkpoints" / "best" / "config.json"
     return runs.read_json(path) if path.exists() else None
 
 

@@ -233,6 +233,7 @@ class Trainer:
                     if self.step % config.log_every == 0 or done:
                         self._check_finite()
                         now = time.perf_counter()
+                        self.seconds += now - started
                         row = {
                             "step": self.step,
                             "loss": loss.item(),
@@ -241,8 +242,8 @@ class Trainer:
                             "gradient_norm": norm.item(),
                             "epoch": self.position / len(self.prepared.train_sequences),
                             "tokens_per_second": tokens_since / (now - started),
+                            "seconds": self.seconds,
                         }
-                        self.seconds += now - started
                         started, tokens_since = now, 0
                         self._log(metrics, row)
                         note = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
