@@ -1,9 +1,9 @@
-"""Progress: a bar on a terminal, plain lines elsewhere (a log file stays readable), nothing when quiet."""
+"""Progress: bars on a terminal, plain lines elsewhere (a log file stays readable), nothing when quiet."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from rich.console import Console
@@ -28,44 +28,45 @@ def say(text: str) -> None:
 
 def track(items: Iterable[T], label: str) -> Iterator[T]:
     """Go through items of unknown number, showing that something happens."""
-    with Bar(label, total=None) as bar:
-        for item in items:
+    with Bars({label: None}) as bars:
+        for count, item in enumerate(items, 1):
             yield item
-            bar.advance()
+            bars.update(label, count)
 
 
-class Bar:
-    """`with Bar("training", 1000) as bar: bar.advance(note="loss 1.2")`."""
+class Bars:
+    """One bar a label: `with Bars({"training": 1000}) as bars: bars.update("training", 10, "loss 1.2")`. A total of None is
+    not known."""
 
-    def __init__(self, label: str, total: int | None, start: int = 0, quiet: bool = False):
-        self.label, self.total, self.count, self.quiet = label, total, start, quiet
+    def __init__(self, totals: Mapping[str, int | None], quiet: bool = False):
+        self.totals, self.quiet = totals, quiet
         self._rich: Progress | None = None
-        self._note = ""
+        self._state = dict.fromkeys(totals, (0, ""))
         self._last_line = time.monotonic()
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Bars:
         if console.is_terminal and not self.quiet:
-            counted = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if self.total else [SpinnerColumn()]
-            self._rich = Progress(
-                TextColumn("{task.description}"),
-                *counted,
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=console,
-            )
+            counted = None not in self.totals.values()
+            middle = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if counted else [SpinnerColumn()]
+            ends = [TimeElapsedColumn(), TextColumn("{task.fields[note]}")]
+            self._rich = Progress(TextColumn("{task.description}"), *middle, *ends, console=console)
             self._rich.start()
-            self._task = self._rich.add_task(self.label, total=self.total, completed=self.count, note="")
+            self._tasks = {label: self._rich.add_task(label, total=total, note="") for label, total in self.totals.items()}
         return self
 
-    def advance(self, note: str | None = None) -> None:
-        self.count += 1
-        self._note = self._note if note is None else note
+    def update(self, label: str, count: int, note: str | None = None) -> None:
+        note = self._state[label][1] if note is None else note
+        self._state[label] = (count, note)
         if self._rich is not None:
-            self._rich.update(self._task, advance=1, note=self._note)
+            self._rich.update(self._tasks[label], completed=count, note=note)
         elif not self.quiet and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            of = f"/{self.total}" if self.total else ""
-            say(f"{self.label} {self.count}{of} {self._note}".rstrip())
+            say("   ".join(self._line(label) for label in self.totals))
+
+    def _line(self, label: str) -> str:
+        count, note = self._state[label]
+        total = self.totals[label]
+        return f"{label} {count}{f'/{total}' if total else ''} {note}".rstrip()
 
     def __exit__(self, *exc: object) -> None:
         if self._rich is not None:

@@ -31,15 +31,13 @@ def test_train_then_report_then_look_at_the_data(pnn_command, tiny_config, tmp_p
     assert "checksums match" in out
 
 
-def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_command, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_command, tmp_path):
     """The real command at its real configs, cut to a few updates."""
-    import pnn.quickstart as quickstart
-
-    load = quickstart.load_config
     few = ["training.max_steps=12", "data.synthetic_paragraphs=2500", f"data.prepared={tmp_path / 'prepared'}"]
-    monkeypatch.setattr(quickstart, "load_config", lambda name: load(name, few))
     folder = tmp_path / "quickstart"
-    code, out, err = pnn_command("quickstart", "--output", folder)
+    command = ["quickstart", "--output", folder, *(word for setting in few for word in ("--set", setting))]
+    code, out, err = pnn_command(*command)
     assert code == 0, err
     assert "report.html" in out
     page = (folder / "report.html").read_text()
@@ -47,9 +45,20 @@ def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_comm
     assert "bert" in page
     times = {name: (folder / name / "evaluation.json").stat().st_mtime_ns for name in ("pnn", "bert")}
     shutil.rmtree(folder / "bert")
-    assert pnn_command("quickstart", "--output", folder)[0] == 0
+    assert pnn_command(*command)[0] == 0
     assert (folder / "pnn" / "evaluation.json").stat().st_mtime_ns == times["pnn"]  # not trained again
     assert (folder / "bert" / "evaluation.json").exists()
+
+
+@pytest.mark.slow
+def test_quickstart_says_in_one_sentence_why_a_training_failed(pnn_command, tmp_path):
+    (tmp_path / "quickstart" / "pnn").mkdir(parents=True)
+    (tmp_path / "quickstart" / "pnn" / "somebody's notes.txt").write_text("not a run")
+    few = ["--set", "data.synthetic_paragraphs=2500", "--set", f"data.prepared={tmp_path / 'prepared'}"]
+    code, _, err = pnn_command("quickstart", "--output", tmp_path / "quickstart", *few)
+    assert code == 2
+    assert "training pnn failed" in err
+    assert "already holds" in err
 
 
 def readme_commands() -> list[str]:

@@ -94,8 +94,10 @@ def test_special_tokens_are_the_tokenizers(prepared):
 def test_every_epoch_visits_every_sequence_once(tokens, batch_tokens, seed):
     stream = stream_of(tokens, batch_tokens, seed)
     seen = []
-    while stream.position < 3 * COUNT:
-        seen += names(next(stream))
+    for _ in range(3 * COUNT):  # a batch holds at least one sequence
+        if stream.position < 3 * COUNT:
+            seen += names(next(stream))
+    assert stream.position >= 3 * COUNT
     assert len(seen) == stream.position
     epochs = [seen[e * COUNT : (e + 1) * COUNT] for e in range(3)]
     assert all(sorted(epoch) == list(range(COUNT)) for epoch in epochs)
@@ -187,7 +189,7 @@ def test_a_sequence_gets_another_mask_in_the_next_epoch_and_the_same_after_a_res
     def epoch_masks(start):
         stream = stream_of(prepared.train, 100, seed=5, start=start)
         masks = {}
-        while stream.position < start + COUNT:
+        for _ in range(COUNT):  # more than an epoch; the first mask of each sequence counts
             batch = next(stream)
             ids = batch.mask(special, 0.15, 5).input_ids
             for name, first, last in zip(names(batch), batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=False):
@@ -196,6 +198,7 @@ def test_a_sequence_gets_another_mask_in_the_next_epoch_and_the_same_after_a_res
 
     first, second, again = epoch_masks(0), epoch_masks(COUNT), epoch_masks(0)
     assert first == again
+    assert len(first) == len(second) == COUNT
     assert sum(first[name] != second[name] for name in range(COUNT)) > COUNT // 2
 
 

@@ -7,11 +7,13 @@ import typer
 
 from pnn.cli import app
 from pnn.cli.tables import print_evaluation
+from pnn.cli.train import Setting
 
 
 @app.command()
 def quickstart(
     output: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("runs/quickstart"),
+    settings: Setting = None,
 ) -> None:
     """Train a small PNN and a BERT baseline on the embedded corpus, evaluate both, write a report. A few minutes on a laptop.
 
@@ -19,6 +21,6 @@ def quickstart(
     """
     from pnn.quickstart import run_quickstart
 
-    results, page = run_quickstart(output)
+    results, page = run_quickstart(output, settings or [])
     print_evaluation(results)
     print(f"\nOpen {page}")

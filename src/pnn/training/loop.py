@@ -35,7 +35,7 @@ from pnn.evaluation.masked import evaluate_masked
 from pnn.files import write_json
 from pnn.models.sections import build_model, model_config
 from pnn.objectives import count_targets
-from pnn.progress import Bar, say, track
+from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
 from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
 from pnn.training.tracking import Metrics, environment
@@ -220,7 +220,8 @@ class Trainer:
         started, tokens_since = time.perf_counter(), 0
         self.wrapped.train()
         try:
-            with Bar(self.config.name, plan.updates, self.step, quiet=self.quiet or not self.is_main) as bar:
+            name = self.config.name
+            with Bars({name: plan.updates}, quiet=self.quiet or not self.is_main) as bars:
                 for update in updates_ahead(self.stream, plan, process, processes, remaining):
                     rate = learning_rate(self.step, plan.updates, config)
                     loss, last_step_loss, norm = self._update(update, rate)
@@ -247,7 +248,7 @@ class Trainer:
                         started, tokens_since = now, 0
                         self._log(metrics, row)
                         note = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
-                    bar.advance(note)
+                    bars.update(name, self.step, note)
                     stop = self._agreed_signal()
                     if self.step % config.evaluate_every == 0 or done:
                         self._check_finite()
