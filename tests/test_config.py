@@ -174,7 +174,10 @@ def test_further_evaluation_sets_are_sections_by_name(written):
         ("data: {max_sequences: 0}", "data.max_sequences: must be above zero, got 0"),
         ("data: {mask_probability: 1}", "data.mask_probability: must lie between 0 and 1, got 1.0"),
         ("data: {mask_probability: 0}", "data.mask_probability: must lie between 0 and 1, got 0.0"),
-        ("data: {max_length: 2}", "data.max_length: must be at least 3, got 2"),
+        ("training: {epochs: .inf}", "training.epochs: must be finite, got inf"),
+        ("training: {warmup_steps: -3}", "training.warmup_steps: must not be below zero, got -3"),
+        ("training: {adam_beta1: 7}", "training.adam_beta1: must be at least 0 and below 1, got 7.0"),
+        ("data: {max_length: 2}", "data.max_length: must lie between 3 and 65535, got 2"),
         (
             "training: {batch_size: 7, effective_batch_size: 40}",
             "training.batch_size: 7 does not divide training.effective_batch_size 40",

@@ -119,7 +119,6 @@ def test_a_folder_that_another_process_made_meanwhile_stays(tmp_path):
     assert names(tmp_path) == ["folder"]
 
 
-@pytest.mark.xfail(strict=True, raises=FileExistsError, reason="a killed process's leftover stops one with the same number")
 def test_a_leftover_with_our_own_process_number_is_removed(tmp_path):
     """In a container a restarted program often gets the number of the one that was killed."""
     leftover = tmp_path / f".folder.partial-{os.getpid()}"

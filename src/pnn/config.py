@@ -7,6 +7,7 @@ config; `data`, `training` and `evaluation` are the dataclasses below. Published
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -179,8 +180,16 @@ def validate(config: RunConfig) -> RunConfig:
             raise UserError(f"{key}: must be above zero, got {get(key)}")
     if not 0 < config.data.mask_probability < 1:
         raise UserError(f"data.mask_probability: must lie between 0 and 1, got {config.data.mask_probability}")
-    if config.data.max_length < 3:
-        raise UserError(f"data.max_length: must be at least 3, got {config.data.max_length}")
+    if not 3 <= config.data.max_length <= 65535:
+        raise UserError(f"data.max_length: must lie between 3 and 65535, got {config.data.max_length}")
+    for key in ("training.adam_beta1", "training.adam_beta2"):
+        if not 0 <= get(key) < 1:
+            raise UserError(f"{key}: must be at least 0 and below 1, got {get(key)}")
+    for key in ("training.warmup_steps", "training.weight_decay", "training.min_learning_rate"):
+        if get(key) < 0:
+            raise UserError(f"{key}: must not be below zero, got {get(key)}")
+    if not math.isfinite(config.training.epochs):
+        raise UserError(f"training.epochs: must be finite, got {config.training.epochs}")
     if config.training.effective_batch_size % config.training.batch_size:
         raise UserError(
             f"training.batch_size: {config.training.batch_size} does not divide "

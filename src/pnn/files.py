@@ -34,7 +34,8 @@ def new_folder(target: Path) -> Iterator[Path]:
     process made the same folder meanwhile, theirs stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
     for stale in target.parent.glob(f".{target.name}.partial-*"):
-        if not _alive(int(stale.name.rpartition("-")[2])):  # left by a process that was killed
+        pid = stale.name.rpartition("-")[2]
+        if pid == str(os.getpid()) or not (pid.isdigit() and _alive(int(pid))):  # left by a process that was killed
             shutil.rmtree(stale, ignore_errors=True)
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     partial.mkdir()

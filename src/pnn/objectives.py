@@ -29,9 +29,10 @@ def count_targets(labels: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, num_items: Tensor | int | None = None) -> Tensor:
-    """Σ over targets of −log p(label), divided by `num_items` (the targets at hand if not given)."""
+    """Σ over targets of −log p(label), divided by `num_items` (the targets at hand if not given). Zero without targets."""
     if num_items is None:
-        num_items = count_targets(labels).clamp(min=1)
+        num_items = count_targets(labels)
+    num_items = num_items.clamp(min=1) if isinstance(num_items, Tensor) else max(1, num_items)
     return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum") / num_items
 
 

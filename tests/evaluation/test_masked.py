@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from pnn.data.shards import prepare
 from pnn.evaluation.masked import evaluate_masked
 from pnn.models.sections import load_model
 
+VOCABULARY = Path(__file__).parents[3] / "shared" / "data" / "tokenizers" / "bert-base-uncased" / "vocab.txt"
+
 
 @pytest.fixture(scope="module")
 def prepared(prepared_folder):
@@ -25,7 +28,7 @@ def prepared(prepared_folder):
 def tiny(**changes):
     torch.manual_seed(1)
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "initializer_range": 0.3, "zero_init": False}
-    return pnn.PNNForMaskedLM(pnn.PNNConfig(vocab_size=80, max_position_embeddings=64, **(sizes | changes)))
+    return pnn.PNNForMaskedLM(pnn.PNNConfig(**({"vocab_size": 80, "max_position_embeddings": 64} | sizes | changes)))
 
 
 def test_numbers_equal_a_plain_computation(prepared):
@@ -125,3 +128,16 @@ def test_a_missing_weight_is_an_error_not_a_random_number(trained_run, tmp_path)
     save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"gate\.query\.weight"):
         load_model(tmp_path / "model")
+
+
+def test_the_ceiling_is_left_out_where_it_does_not_apply(prepared_folder):
+    """Paragraphs cut short, or another tokenizer: no ceiling and no kinds, instead of wrong ones."""
+    for changes in ({"max_length": 16}, {"tokenizer": str(VOCABULARY)} if VOCABULARY.exists() else {"max_length": 20}):
+        data = DataConfig(**({"synthetic_paragraphs": 60, "validation_sequences": 20, "max_length": 64} | changes))
+        data.prepared = str(prepared_folder)
+        cut = prepare(data, lambda items, _: items)
+        model = tiny(vocab_size=len(cut.tokenizer))
+        result = evaluate_masked(model, cut.validation, cut.validation_sequences)
+        assert result["targets"] > 0
+        assert "ceiling" not in result
+        assert "by_kind" not in result

@@ -848,3 +848,10 @@ def test_the_hugging_face_trainer_trains(name, with_token_types, tmp_path):
     assert losses[0] == pytest.approx(math.log(len(tokenizer)), rel=0.1)
     assert losses[-1] < losses[0] - 0.2
     assert math.isfinite(trainer.evaluate()["eval_loss"])
+
+
+@pytest.mark.parametrize("model_class", [pnn.PNNModel, pnn.BertBaselineModel])
+def test_a_negative_number_of_steps_is_refused(model_class):
+    model = model_class(model_class.config_class(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_size=8))
+    with pytest.raises(ValueError, match="num_steps=-1"):
+        model(torch.tensor([[2, 5, 3]]), num_steps=-1)

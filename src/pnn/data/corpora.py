@@ -55,14 +55,19 @@ def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
 
 
 def _looks_like_files(name: str) -> bool:
-    plain = name.removesuffix(".xz").removesuffix(".gz")
-    return Path(name).exists() or any(c in name for c in "*?[") or plain.endswith(SUFFIXES) or name.startswith((".", "/", "~"))
+    named = _plain_name(name).endswith(SUFFIXES)
+    return Path(name).exists() or any(c in name for c in "*?[") or named or name.startswith((".", "/", "~"))
+
+
+def _plain_name(name: str) -> str:
+    """Without the suffix of a compressed file."""
+    return name.removesuffix(".xz").removesuffix(".gz")
 
 
 def _find_files(pattern: str) -> list[Path]:
     path = Path(pattern).expanduser()
     if path.is_dir():
-        names = [str(p) for p in path.iterdir()]
+        names = [str(p) for p in path.iterdir() if _plain_name(p.name).endswith(SUFFIXES)]
     else:
         names = glob.glob(str(path), recursive=True)
     files = sorted(Path(n) for n in names if Path(n).is_file())
@@ -81,7 +86,7 @@ def _open_binary(file: Path) -> IO[bytes]:
 
 def _file_lines(files: list[Path], column: str) -> Iterator[str]:
     for file in files:
-        plain = file.name.removesuffix(".xz").removesuffix(".gz")
+        plain = _plain_name(file.name)
         try:
             if plain.endswith(".parquet"):
                 yield from _parquet_lines(file, column)
@@ -97,7 +102,7 @@ def _file_lines(files: list[Path], column: str) -> Iterator[str]:
 def _text_lines(stream: IO[bytes], file: Path, column: str | None) -> Iterator[str]:
     for number, raw in enumerate(stream, 1):
         try:
-            line = raw.decode("utf-8")
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"{file}: line {number} is not valid UTF-8 (byte {error.start} of the line)") from None
         if column is not None and line.strip():

@@ -147,6 +147,12 @@ def paragraphs(count: int, seed: int) -> Iterator[str]:
         yield " ".join(lang.words[i] for i in lang.paragraph(np.random.default_rng([seed, index])))
 
 
+def longest_paragraph() -> int:
+    """In words."""
+    longest = {opening: max(len(s) for s in language().shapes if s.is_opening == opening) for opening in (True, False)}
+    return longest[True] + (max(SENTENCES) - 1) * longest[False]
+
+
 def best_prediction_probability(ids: NDArray[np.int64], masked: NDArray[np.bool_]) -> NDArray[np.float64]:
     """For one paragraph (no special words), the probability of the likeliest word at each masked position, given all
     words that are not masked. Zero elsewhere."""

@@ -4,6 +4,7 @@ around a sequence and without `token_type_ids`, for which our models have no pla
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from pnn.data import synthetic
 from pnn.errors import UserError
 
+LINES_TO_TRAIN_ON = 1_000_000
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 
 
@@ -58,12 +60,21 @@ def from_pieces(vocabulary: dict[str, int], max_length: int) -> PreTrainedTokeni
 
 
 def trained_on(lines: Iterable[str], vocab_size: int, max_length: int) -> PreTrainedTokenizerFast:
+    """WordPiece on the first million lines; the same lines give the same tokenizer.
+
+    The trainer numbers the pieces "##c" in the order of a hash table and breaks ties between merges by these numbers
+    (huggingface/tokenizers#1794). Naming them beforehand, in order, makes it repeatable; then we number all pieces ourselves.
+    """
     backend = _word_piece(models.WordPiece(unk_token="[UNK]"))
+    lines = list(itertools.islice(lines, LINES_TO_TRAIN_ON))
+    letters = sorted({c for line in lines for c in backend.normalizer.normalize_str(line) if not c.isspace()})
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL.values()), show_progress=False, continuing_subword_prefix="##"
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL.values(), *("##" + c for c in letters)],
+        show_progress=False,
+        continuing_subword_prefix="##",
     )
     backend.train_from_iterator(lines, trainer)
-    # The trainer finds the same pieces every time but numbers some in the order of a hash table; we number them ourselves.
     pieces = sorted(set(backend.get_vocab()) - set(SPECIAL.values()))
     vocabulary = {piece: i for i, piece in enumerate([*SPECIAL.values(), *pieces])}
     return from_pieces(vocabulary, max_length)
@@ -91,8 +102,8 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "tokenizer.json").exists() and (path / "vocab.txt").exists():
         path = path / "vocab.txt"
-    if path.suffix in (".txt", ".json") and not path.exists():
-        raise UserError(f'no tokenizer file "{name}"')
+    if not path.exists() and (path.suffix in (".txt", ".json") or name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise UserError(f'no tokenizer file or folder "{name}"')
     try:
         if path.suffix == ".txt":
             return from_vocabulary(path, max_length)

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from pnn.data import synthetic
 from pnn.data.batches import evaluation_batches, special_tokens
 from pnn.data.shards import TokenSet
+from pnn.data.tokenizers import fingerprint, of_synthetic_language
 from pnn.stats import ratio_interval
 
 
@@ -49,7 +50,7 @@ def evaluate_masked(
     """Evaluate on `sequences` of a token set; returns what evaluation.json holds for it."""
     device = model.device
     special = special_tokens(tokens.tokenizer())
-    on_embedded = "synthetic" in tokens.manifest["recipe"]["source"]
+    on_embedded = is_embedded(tokens.manifest)
     record = TargetRecord()
     was_training = model.training
     model.eval()
@@ -83,6 +84,13 @@ def evaluate_masked(
         "mask_seed": mask_seed,
         **result,
     }
+
+
+def is_embedded(manifest: dict[str, Any]) -> bool:
+    """Whether these are whole paragraphs of the embedded corpus, a token a word: what the ceiling is computed for."""
+    if "synthetic" not in manifest["recipe"]["source"] or manifest["max_length"] < synthetic.longest_paragraph() + 2:
+        return False
+    return manifest["recipe"]["tokenizer"] == fingerprint(of_synthetic_language(manifest["max_length"]))
 
 
 def _read_out(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

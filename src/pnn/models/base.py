@@ -22,6 +22,8 @@ from pnn.nn.gating import QueryKeyGate
 from pnn.nn.head import VocabularyHead
 from pnn.objectives import IGNORE, cross_entropy, weighted_sum
 
+KEYS_TO_IGNORE = ["step_losses", "states", "deltas", "gates"]  # what HF Trainer's predictions leave out: logits remain
+
 
 @dataclass
 class EncoderOutput(ModelOutput):
@@ -147,6 +149,8 @@ class EncoderBase(PnnPreTrainedModel):
         `token_type_ids` is taken, because BERT tokenizers send it, and not used: there is no segment embedding."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
+        if num_steps is not None and num_steps < 0:
+            raise ValueError(f"num_steps={num_steps} is below zero")
         tokens = self.embeddings.token(input_ids) if inputs_embeds is None else inputs_embeds
         position_ids, layout = arrange(tokens, attention_mask, position_ids, cu_seqlens, self.config.max_position_embeddings)
         out = self.refine(self.embeddings(tokens, position_ids), layout, num_steps)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from pnn.models.base import (
+    KEYS_TO_IGNORE,
     EncoderBase,
     EncoderOutput,
     MaskedLMBase,
@@ -24,6 +25,7 @@ from pnn.nn.transformer import TransformerLayer
 @strict
 class BertBaselineConfig(PreTrainedConfig):
     model_type = "pnn_bert_baseline"
+    keys_to_ignore_at_inference = KEYS_TO_IGNORE
 
     vocab_size: int = 30522
     hidden_size: int = 768

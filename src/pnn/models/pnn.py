@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from pnn.models.base import (
+    KEYS_TO_IGNORE,
     EncoderBase,
     EncoderOutput,
     MaskedLMBase,
@@ -34,6 +35,7 @@ GATES = ("query_key", "none")
 @strict
 class PNNConfig(PreTrainedConfig):
     model_type = "pnn"
+    keys_to_ignore_at_inference = KEYS_TO_IGNORE
 
     vocab_size: int = 30522
     hidden_size: int = 768
