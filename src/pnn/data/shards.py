@@ -148,7 +148,7 @@ def prepare_source(
         "text": _text_recipe(data),
         "tokenizer": tokenizers.fingerprint(tokenizer),
         "max_length": data.max_length,
-        "format": 1,
+        "format": 2,  # raised when the same recipe comes to mean other tokens
     }
     stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.name).name.split(".")[0]) or "text"
     folder = Path(data.prepared) / f"{stem}-{_digest(recipe)}"
