@@ -178,6 +178,8 @@ def validate(config: RunConfig) -> RunConfig:
     for key in POSITIVE:
         if get(key) is not None and not get(key) > 0:
             raise UserError(f"{key}: must be above zero, got {get(key)}")
+    if not 0 <= config.training.seed < 2**31:
+        raise UserError(f"training.seed: must lie between 0 and 2147483647, got {config.training.seed}")
     if not 0 < config.data.mask_probability < 1:
         raise UserError(f"data.mask_probability: must lie between 0 and 1, got {config.data.mask_probability}")
     if not 3 <= config.data.max_length <= 65535:

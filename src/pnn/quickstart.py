@@ -52,13 +52,15 @@ def _train_side_by_side(runs: dict[str, Path], settings: list[str], updates: dic
             log = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process ends)
             processes[name] = (subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log), log)
         with Bars(updates) as bars:
-            while any(process.poll() is None for process, _ in processes.values()):
+            running = True
+            while running:
                 time.sleep(0.3)
+                codes = {name: process.poll() for name, (process, _) in processes.items()}
+                running = None in codes.values()
                 for name, run in runs.items():
                     _show(bars, name, run)
-                for name, (process, errors) in processes.items():
-                    if process.returncode:
-                        raise UserError(f"training {name} failed: {_last_line(errors)}")
+                    if codes[name]:
+                        raise UserError(f"training {name} failed: {_last_line(processes[name][1])}")
     except KeyboardInterrupt:
         raise UserError("stopped; the same command goes on from the last checkpoints") from None
     finally:

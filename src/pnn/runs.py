@@ -34,6 +34,8 @@ def check_free(run: Path, config: RunConfig, resume: bool) -> None:
             raise UserError(
                 f"{run} already holds another run or other files: choose another --output, or --resume to go on with it"
             )
+    elif run.exists() and not held.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise UserError(f"cannot resume {run}: it holds files but no config.yaml, so it is not a run folder")
     elif held.exists():
         before, now = _flat(read_config(run).to_dict()), _flat(config.to_dict())
         for key in sorted(before.keys() | now.keys()):

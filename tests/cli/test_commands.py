@@ -51,6 +51,17 @@ def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_comm
 
 
 @pytest.mark.slow
+def test_quickstart_names_the_model_whose_config_is_wrong(pnn_command, tmp_path):
+    """The second process fails at once, while the first still trains."""
+    settings = ["model.num_steps=3", "training.max_steps=12", "data.synthetic_paragraphs=2500", f"data.prepared={tmp_path}"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    code, _, err = pnn_command("quickstart", "--output", tmp_path / "quickstart", *words)
+    assert code == 2
+    assert "training bert failed" in err
+    assert "model.num_steps" in err
+
+
+@pytest.mark.slow
 def test_quickstart_says_in_one_sentence_why_a_training_failed(pnn_command, tmp_path):
     (tmp_path / "quickstart" / "pnn").mkdir(parents=True)
     (tmp_path / "quickstart" / "pnn" / "somebody's notes.txt").write_text("not a run")

@@ -93,6 +93,34 @@ def test_a_run_folder_that_holds_another_run(pnn_command, tiny_config, trained_r
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
 
 
+def test_resuming_on_text_that_has_changed(pnn_command, tiny_config, tmp_path):
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    lines = [f"the {word} fox sat on the {word} mat and slept" for word in ("old", "red", "sly", "fat", "shy", "wet") * 40]
+    text.write_text("\n".join(lines))
+    config = tiny_config(data={"train": str(text), "vocab_size": 60}, training={"max_steps": 8, "save_every": 4})
+    assert pnn_command("train", config, "--output", run)[0] == 0
+    text.write_text("\n".join(lines + ["the dry fox sat on the dry mat and slept"]))
+    fails(pnn_command, "train", config, "--output", run, "--resume", says=("cannot resume", "text or tokenizer"))
+
+
+def test_resuming_in_a_folder_that_is_no_run(pnn_command, tiny_config, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    fails(pnn_command, "train", tiny_config(), "--output", tmp_path / "run", "--resume", says=("not a run folder",))
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_flags_that_contradict_or_make_no_sense(pnn_command, tiny_config, trained_run, tmp_path):
+    config = tiny_config()
+    fails(pnn_command, "train", config, "--epochs", 1, "--max-steps", 3, says=("--epochs", "--max-steps"))
+    fails(pnn_command, "train", config, "--seed", -1, "--output", tmp_path / "run", says=("training.seed", "-1"))
+    fails(pnn_command, "evaluate", trained_run, "--num-steps", -1, says=("--num-steps -1",))
+    fails(
+        pnn_command, "train", tiny_config(data={"validation_sequences": 1}), "--output", tmp_path / "run", says=("at least 2",)
+    )
+    assert not (tmp_path / "run").exists()
+
+
 def damage(folder: Path, kind: str) -> None:
     weights = folder / "model.safetensors"
     raw = bytearray(weights.read_bytes())

@@ -855,3 +855,25 @@ def test_a_negative_number_of_steps_is_refused(model_class):
     model = model_class(model_class.config_class(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_size=8))
     with pytest.raises(ValueError, match="num_steps=-1"):
         model(torch.tensor([[2, 5, 3]]), num_steps=-1)
+
+
+@pytest.mark.parametrize("head", ["PNNForSequenceClassification", "BertBaselineForMultipleChoice"])
+def test_hf_trainer_trains_the_other_heads_too(head, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    model_class = getattr(pnn, head)
+    model = model_class(model_class.config_class(vocab_size=20, hidden_size=8, num_attention_heads=2, intermediate_size=8))
+    shape = (3, 6) if "Choice" in head else (6,)
+    rows = [{"input_ids": torch.randint(5, 20, shape), "labels": torch.tensor(i % 2)} for i in range(8)]
+    arguments = TrainingArguments(
+        str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    outcome = Trainer(model, arguments, train_dataset=rows).train()
+    assert math.isfinite(outcome.training_loss)

@@ -93,6 +93,19 @@ def test_asked_to_stop_it_saves_first_and_goes_on_from_that_step(unbroken, tmp_p
     assert_same_end(reference, run)
 
 
+def test_told_to_stop_twice_it_still_saves(unbroken, tmp_path):
+    """Schedulers signal a process and then its whole group."""
+    config, _ = unbroken
+    run = tmp_path / "run"
+    process = start(config, run)
+    wait_for_rows(run, 3, process)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    finish(process, expected=143)
+    assert (run / "checkpoints" / "last" / "model.safetensors").exists()
+
+
 def test_resuming_a_run_that_has_no_checkpoint_yet_starts_it(unbroken, tmp_path):
     config, reference = unbroken
     run = tmp_path / "run"

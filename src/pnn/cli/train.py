@@ -8,6 +8,7 @@ import typer
 from pnn.cli import app
 from pnn.cli.tables import print_evaluation
 from pnn.config import load_config
+from pnn.errors import UserError
 
 Setting = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set model.num_steps=6")]
 
@@ -41,6 +42,10 @@ def train(
         "training.learning_rate": learning_rate,
         "training.seed": seed,
     }
+    if epochs is not None and max_steps is not None:
+        raise UserError("--epochs and --max-steps both say how long to train: give one of them")
+    if epochs is not None:
+        settings = ["training.max_steps=null", *(settings or [])]
     overrides = [f"{key}={value}" for key, value in flags.items() if value is not None] + (settings or [])
     chosen = load_config(config, overrides)
     folder = output or Path("runs") / chosen.name

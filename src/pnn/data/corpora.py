@@ -163,7 +163,8 @@ def _hub_source(name: str, data: DataConfig, split: str) -> Source:
     if streamed and data.max_sequences is None:
         raise UserError(f'"{name}" is too large to take whole: set data.max_sequences')
     # twice as many lines as sequences asked for, since a filter drops some
-    limit = 2 * data.max_sequences if streamed and data.max_sequences else None
+    wanted = data.max_sequences if split == "train" else data.validation_sequences
+    limit = 2 * wanted if streamed and wanted else None
 
     def lines() -> Iterator[str]:
         try:
@@ -177,7 +178,7 @@ def _hub_source(name: str, data: DataConfig, split: str) -> Source:
                     return
                 if data.text_column not in row:
                     raise UserError(f'"{name}" has no column "{data.text_column}"{did_you_mean(data.text_column, row)}')
-                yield from row[data.text_column].splitlines()
+                yield from (row[data.text_column] or "").splitlines()
         except UserError:
             raise
         except Exception as error:  # the hub client raises many kinds: offline, unknown name, unknown split

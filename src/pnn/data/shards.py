@@ -116,6 +116,8 @@ def prepare(data: DataConfig, progress: Progress) -> Prepared:
     else:
         validation = prepare_source(corpora.open_source(data.validation, data, "validation"), tokenizer, data, progress)
         chosen, held_out = everything, np.arange(min(len(validation), data.validation_sequences))
+    if len(held_out) < 2:
+        raise UserError(f"{data.validation}: {len(held_out)} sequences to validate on, at least 2 are needed")
     if data.max_sequences is not None and data.max_sequences < len(chosen):
         sample = np.random.default_rng(0).choice(len(chosen), data.max_sequences, replace=False)
         chosen = chosen[np.sort(sample)]

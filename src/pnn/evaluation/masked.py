@@ -21,6 +21,7 @@ from pnn.data import synthetic
 from pnn.data.batches import evaluation_batches, special_tokens
 from pnn.data.shards import TokenSet
 from pnn.data.tokenizers import fingerprint, of_synthetic_language
+from pnn.errors import UserError
 from pnn.stats import ratio_interval
 
 
@@ -109,6 +110,8 @@ def _best_possible(ids: NDArray[np.int64], borders: NDArray[np.int32], positions
 
 def summarise(record: TargetRecord, num_sequences: int) -> dict[str, Any]:
     sequence = np.concatenate(record.sequence)
+    if len(np.unique(sequence)) < 2:
+        raise UserError("too little text to evaluate on: fewer than two sequences have a masked token")
     correct = np.concatenate(record.correct, axis=1)
     loss = np.concatenate(record.loss, axis=1)
     token = np.concatenate(record.token)

@@ -17,6 +17,7 @@ from pnn.data.tokenizers import fingerprint, load_tokenizer
 from pnn.errors import UserError
 from pnn.evaluation.masked import evaluate_masked
 from pnn.files import write_json
+from pnn.models.base import MaskedLMBase
 from pnn.models.sections import load_model
 
 
@@ -35,6 +36,11 @@ def evaluate_run(
     if isinstance(checkpoint, Path):
         runs.verify_checkpoint(checkpoint)
     model = load_model(checkpoint)
+    if not isinstance(model, MaskedLMBase):
+        raise UserError(f"{checkpoint}: a {type(model).__name__} is not one of our models: it has no refinement steps to read")
+    most = None if model.config.model_type == "pnn" else model.config.num_hidden_layers
+    if num_steps is not None and (num_steps < 0 or (most is not None and num_steps > most)):
+        raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most or 'any number'}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
     tokenizer = load_tokenizer(str(checkpoint), model.config.max_position_embeddings)
@@ -46,7 +52,7 @@ def evaluate_run(
     config = runs.read_config(folder) if folder is not None else None
     data = config.data if config is not None else DataConfig(max_length=model.config.max_position_embeddings)
     settings = config.evaluation if config is not None else EvaluationConfig()
-    use_bf16 = device == "cuda" and torch.cuda.is_bf16_supported()
+    use_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
     def measure(tokens: Any, sequences: Any) -> dict[str, Any]:
         return evaluate_masked(

@@ -85,7 +85,6 @@ def arrange(
 
 class PnnPreTrainedModel(PreTrainedModel):
     base_model_prefix = "encoder"
-    accepts_loss_kwargs = True  # HF Trainer: we divide by `num_items_in_batch` ourselves
     _supports_sdpa = True
     _supports_attention_backend = False
 
@@ -169,6 +168,7 @@ class MaskedLMBase(PnnPreTrainedModel):
     `output_logits=False` leaves them out where only the loss is wanted.
     """
 
+    accepts_loss_kwargs = True  # HF Trainer: we divide by `num_items_in_batch` ourselves
     encoder_class: ClassVar[type[EncoderBase]]
     _tied_weights_keys: ClassVar[dict[str, str]] = {"head.decoder.weight": "encoder.embeddings.token.weight"}
 
@@ -252,6 +252,7 @@ class MaskedLMBase(PnnPreTrainedModel):
 class SequenceClassificationBase(PnnPreTrainedModel):
     """Reads the last state of the first token ([CLS]). One label is regression."""
 
+    accepts_loss_kwargs = False  # a mean over the batch, which HF Trainer averages itself
     encoder_class: ClassVar[type[EncoderBase]]
 
     def __init__(self, config: PreTrainedConfig):
@@ -304,6 +305,7 @@ class SequenceClassificationBase(PnnPreTrainedModel):
 class MultipleChoiceBase(PnnPreTrainedModel):
     """Scores each of C candidate sequences by its first token's last state: (B, C, L) → (B, C)."""
 
+    accepts_loss_kwargs = False  # a mean over the batch, which HF Trainer averages itself
     encoder_class: ClassVar[type[EncoderBase]]
 
     def __init__(self, config: PreTrainedConfig):

@@ -64,8 +64,11 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: f
 
 
 def flash_takes(q: Tensor, dropout: float) -> bool:
-    """Whether torch's variable-length flash attention computes this: on a GPU, in 16 bit, without attention dropout."""
-    return q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and dropout == 0.0 and q.shape[-1] <= 256
+    """Whether torch's variable-length flash attention computes this: on a GPU of the Ampere generation or later, in 16 bit,
+    without attention dropout, heads a multiple of 8 wide."""
+    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16) or dropout > 0:
+        return False
+    return torch.cuda.get_device_capability(q.device)[0] >= 8 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
 def flash_packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:

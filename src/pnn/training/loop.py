@@ -73,11 +73,12 @@ class Plan:
         # are rounded to what a GPU's matrix units like.
         wanted = training.batch_size * float(lengths.mean())
         multiple = 64 if wanted > 4096 else 8
+        if wanted <= 4096:
+            wanted += float(lengths.mean()) / 2  # a batch ends with half a sequence that does not fit; small ones feel it
         batch_tokens = max(round(wanted / multiple) * multiple, int(lengths.max()))
         updates = training.max_steps
         if updates is None:
-            per_update = batch_tokens * share * processes
-            updates = max(1, math.ceil(training.epochs * int(lengths.sum()) / per_update))
+            updates = max(1, math.ceil(training.epochs * len(lengths) / training.effective_batch_size))
         return Plan(batch_tokens, share, updates)
 
 
@@ -118,7 +119,7 @@ def precision_of(config: RunConfig) -> tuple[str, bool]:
         raise UserError("training.device: cuda, but this machine has no GPU that torch can use")
     precision = training.precision
     if precision == "auto":
-        precision = ("bf16" if torch.cuda.is_bf16_supported() else "fp16") if on_gpu else "fp32"
+        precision = ("bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16") if on_gpu else "fp32"
     if precision == "fp16" and not on_gpu:
         raise UserError("training.precision: fp16 needs a GPU (use bf16 or fp32 on a CPU)")
     return ("no" if precision == "fp32" else precision), on_gpu
@@ -137,6 +138,10 @@ class Trainer:
             project_dir=str(run),
         )
         self.is_main = self.accelerator.is_main_process
+        if self.accelerator.gradient_accumulation_steps != 1:
+            raise UserError(
+                "leave out the launcher's gradient_accumulation_steps: it follows from training.effective_batch_size"
+            )
         # What can be wrong is found before anything is written: the config's model, the folder, the text, the tokenizer.
         model_config(config.model)
         runs.check_free(run, config, resume)
@@ -171,6 +176,7 @@ class Trainer:
             self.capacity = math.ceil((mean + 5 * math.sqrt(mean)) / 64) * 64
         self.unchecked: list[tuple[int, torch.Tensor]] = []  # (step, [loss, gradient norm]) not yet looked at
         self.signal: int | None = None
+        self.signal_time = 0.0
 
     # Setting up ---------------------------------------------------------------------------------------------------
 
@@ -195,6 +201,11 @@ class Trainer:
         if not folder.exists():
             return 0
         state = checkpoint.read_state(folder)
+        if state["text"] != self._text():
+            raise UserError(
+                f"cannot resume {self.run}: its text or tokenizer is no longer what it was trained on "
+                f"({', '.join(map(str, state['text']))} then, {', '.join(map(str, self._text()))} now)"
+            )
         checkpoint.load_weights(self.model, folder)
         self.model.to(self.accelerator.device)
         checkpoint.load_optimizer(self.model, self.optimizer, folder)
@@ -204,6 +215,11 @@ class Trainer:
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         self.best_step = state["best_step"]
         return state["stream_position"]
+
+    def _text(self) -> list[Any]:
+        """What the run reads, by the fingerprints in the folders' names, and how much of it an update takes."""
+        folders = [self.prepared.train.folder.name, self.prepared.validation.folder.name]
+        return [*folders, len(self.prepared.train_sequences), self.plan.batch_tokens, self.plan.updates]
 
     # The loop -----------------------------------------------------------------------------------------------------
 
@@ -252,12 +268,15 @@ class Trainer:
                     stop = self._agreed_signal()
                     if self.step % config.evaluate_every == 0 or done:
                         self._check_finite()
+                        self.seconds += time.perf_counter() - started
                         self._evaluate(metrics)
                         started, tokens_since = time.perf_counter(), 0
                     if self.step % config.save_every == 0 or done or stop is not None or self.best_step == self.step:
+                        self.seconds += time.perf_counter() - started
                         self._save()
                         started, tokens_since = time.perf_counter(), 0
                     if stop is not None and not done:
+                        self.accelerator.wait_for_everyone()  # for the one that saves
                         raise Stopped(stop, self.step)
         finally:
             for number, handler in handlers.items():
@@ -364,7 +383,7 @@ class Trainer:
                     "best_loss": None if math.isinf(self.best_loss) else self.best_loss,
                     "best_step": self.best_step,
                     "seconds": self.seconds,
-                    "updates": self.plan.updates,
+                    "text": self._text(),
                     "scaler": scaler.state_dict() if scaler is not None else None,
                 }
                 checkpoint.save_checkpoint(folder, self.model, self.prepared.tokenizer, self.optimizer, state)
@@ -391,9 +410,11 @@ class Trainer:
             self.accelerator.init_trackers("tensorboard", init_kwargs={"tensorboard": {"purge_step": self.step + 1}})
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:  # asked twice: stop now, without saving
+        # A second Ctrl-C from an impatient person stops now, without saving. Schedulers often send SIGTERM twice.
+        if self.signal == signal.SIGINT == number and time.monotonic() - self.signal_time > 1:
             raise KeyboardInterrupt
-        self.signal = number
+        if self.signal is None:
+            self.signal, self.signal_time = number, time.monotonic()
 
     def _agreed_signal(self) -> int | None:
         """The signal that any process has received; all must leave the loop at the same step."""
