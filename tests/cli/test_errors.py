@@ -99,7 +99,7 @@ def test_resuming_on_text_that_has_changed(pnn_command, tiny_config, tmp_path):
     text.write_text("\n".join(lines))
     config = tiny_config(data={"train": str(text), "vocab_size": 60}, training={"max_steps": 8, "save_every": 4})
     assert pnn_command("train", config, "--output", run)[0] == 0
-    text.write_text("\n".join(lines + ["the dry fox sat on the dry mat and slept"]))
+    text.write_text("\n".join([*lines, "the dry fox sat on the dry mat and slept"]))
     fails(pnn_command, "train", config, "--output", run, "--resume", says=("cannot resume", "text or tokenizer"))
 
 
