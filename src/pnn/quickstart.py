@@ -21,7 +21,7 @@ from pnn.data.shards import prepare
 from pnn.errors import UserError
 from pnn.progress import Bars, track
 from pnn.report.page import write_report
-from pnn.runs import read_json, read_metrics
+from pnn.runs import check_free, read_json, read_metrics
 
 MODELS = ("pnn", "bert")
 
@@ -29,12 +29,13 @@ MODELS = ("pnn", "bert")
 def run_quickstart(folder: Path, settings: list[str]) -> tuple[dict[str, dict[str, Any]], Path]:
     """Finished runs are kept: a second call trains only what is missing, and goes on with what was interrupted."""
     runs = {name: folder / name for name in MODELS}
+    configs = {name: load_config(f"quickstart_{name}", settings) for name in MODELS}
+    for name, run in runs.items():
+        check_free(run, configs[name], resume=(run / "config.yaml").exists())  # what is kept must be what is asked for
     unfinished = {name: run for name, run in runs.items() if not (run / "evaluation.json").exists()}
     if unfinished:
-        configs = {name: load_config(f"quickstart_{name}", settings) for name in unfinished}
-        for config in configs.values():
-            prepare(config.data, track)  # once, here: the text of both is the same
-        _train_side_by_side(unfinished, settings, {name: c.training.max_steps or 0 for name, c in configs.items()})
+        prepare(configs["pnn"].data, track)  # once, here: the text of both is the same
+        _train_side_by_side(unfinished, settings, {name: configs[name].training.max_steps or 0 for name in unfinished})
     page = write_report(list(runs.values()), folder / "report.html")
     return {name: read_json(run / "evaluation.json") for name, run in runs.items()}, page
 

@@ -48,6 +48,9 @@ def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_comm
     assert pnn_command(*command)[0] == 0
     assert (folder / "pnn" / "evaluation.json").stat().st_mtime_ns == times["pnn"]  # not trained again
     assert (folder / "bert" / "evaluation.json").exists()
+    code, _, err = pnn_command(*command, "--set", "training.max_steps=13")
+    assert code == 2  # the finished runs are not what is asked for now
+    assert "training.max_steps was 12 and is now 13" in err
 
 
 @pytest.mark.slow
@@ -62,14 +65,15 @@ def test_quickstart_names_the_model_whose_config_is_wrong(pnn_command, tmp_path)
 
 
 @pytest.mark.slow
-def test_quickstart_says_in_one_sentence_why_a_training_failed(pnn_command, tmp_path):
+def test_quickstart_leaves_a_folder_with_other_files_alone(pnn_command, tmp_path):
     (tmp_path / "quickstart" / "pnn").mkdir(parents=True)
     (tmp_path / "quickstart" / "pnn" / "somebody's notes.txt").write_text("not a run")
     few = ["--set", "data.synthetic_paragraphs=2500", "--set", f"data.prepared={tmp_path / 'prepared'}"]
     code, _, err = pnn_command("quickstart", "--output", tmp_path / "quickstart", *few)
     assert code == 2
-    assert "training pnn failed" in err
     assert "already holds" in err
+    assert [p.name for p in (tmp_path / "quickstart").iterdir()] == ["pnn"]  # nothing was started
+    assert [p.name for p in (tmp_path / "quickstart" / "pnn").iterdir()] == ["somebody's notes.txt"]
 
 
 def readme_commands() -> list[str]:
