@@ -13,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; also wh
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: its kernels then run on the CPU
 
 TINY = {
     "model": {"type": "pnn", "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "initializer_range": 0.1},

@@ -5,6 +5,8 @@
 Every cross-entropy is a sum over targets divided by `num_items`, the number of targets in the whole update (all
 micro-batches of all processes). Averaging each micro-batch by itself would weight a token by how many others happened to
 be masked beside it.
+
+`step_weighted_loss` has a plain form. On a GPU in 16 bit a kernel takes over that never holds the logits of all steps.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from pnn.nn.pointwise import computed_in, for_kernels
 
 IGNORE = -100  # label of a position that is not predicted
 
@@ -30,13 +34,39 @@ def count_targets(labels: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor, num_items: Tensor | int | None = None) -> Tensor:
     """Σ over targets of −log p(label), divided by `num_items` (the targets at hand if not given). Zero without targets."""
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum") / _divisor(num_items, labels)
+
+
+def _divisor(num_items: Tensor | int | None, labels: Tensor) -> Tensor | int:
     if num_items is None:
         num_items = count_targets(labels)
-    num_items = num_items.clamp(min=1) if isinstance(num_items, Tensor) else max(1, num_items)
-    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum") / num_items
+    return num_items.clamp(min=1) if isinstance(num_items, Tensor) else max(1, num_items)
 
 
 def weighted_sum(losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     if len(losses) != len(weights):
         raise ValueError(f"{len(losses)} losses but {len(weights)} weights")
     return torch.stack([weight * loss for weight, loss in zip(weights, losses, strict=True)]).sum()
+
+
+def step_weighted_loss(
+    features: Sequence[Tensor],
+    decoder: nn.Linear,
+    labels: Tensor,
+    weights: Sequence[float],
+    num_items: Tensor | int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """features: one (rows, d) tensor a step; labels: (rows,) → (the loss L, each step's own loss without gradient)."""
+    x = features[0]
+    if for_kernels(x) and x.requires_grad:
+        from pnn.kernels import cross_entropy as kernel
+
+        steps = len(features)
+        row_weights = torch.cat([labels.new_full((len(x),), weight, dtype=torch.float32) for weight in weights])
+        total, losses = kernel.linear_cross_entropy(
+            torch.cat(tuple(features)), decoder.weight, decoder.bias, labels.repeat(steps), row_weights, computed_in(x)
+        )
+        divisor = _divisor(num_items, labels)
+        return total / divisor, losses.view(steps, -1).sum(1) / divisor
+    losses_by_step = [cross_entropy(decoder(step), labels, num_items) for step in features]
+    return weighted_sum(losses_by_step, weights), torch.stack([loss.detach() for loss in losses_by_step])

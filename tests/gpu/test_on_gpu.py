@@ -1,11 +1,15 @@
 """What only a GPU can show: flash attention and masks agree with their plain twins. Run by hand: pytest -m gpu tests/gpu"""
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 import pnn
 from pnn.data.masking import SpecialTokens, apply_mask
 from pnn.nn.attention import Layout, flash_packed_attention, packed_attention
+from pnn.objectives import step_weighted_loss
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -49,7 +53,8 @@ def test_compiled_training_loss_equals_the_plain_one():
         vocab_size=500, hidden_size=128, num_attention_heads=2, intermediate_size=256, dropout=0.0, zero_init=False
     )
     model = pnn.PNNForMaskedLM(config).cuda()
-    compiled = torch.compile(model)
+    compiled = copy.deepcopy(model)
+    compiled.base_model.compile_blocks()
     for sequences in (7, 9):  # a second number of sequences makes their count a dynamic shape
         borders = torch.linspace(0, 512, sequences + 1).to("cuda", torch.int32)
         ids = torch.randint(5, 500, (1, 512), device="cuda")
@@ -65,6 +70,31 @@ def test_compiled_training_loss_equals_the_plain_one():
         with torch.autocast("cuda", torch.bfloat16):
             fast, plain = compiled(**call, output_logits=False).loss, model(**call).loss
         assert abs(fast.item() - plain.item()) < 2e-3
-        weight = model.encoder.refiners[0].ffn.up.weight
-        grads = [torch.autograd.grad(loss, weight)[0] for loss in (fast, plain)]
+        grads = [
+            torch.autograd.grad(loss, m.encoder.refiners[0].ffn.up.weight)[0]
+            for loss, m in ((fast, compiled), (plain, model))
+        ]
         assert (grads[0] - grads[1]).norm() / grads[1].norm() < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_loss_kernel_equals_the_plain_form(dtype):
+    torch.manual_seed(0)
+    decoder = torch.nn.Linear(768, 30522).cuda()
+    features = [torch.randn(700, 768, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+    labels = torch.randint(0, 30522, (700,), device="cuda")
+    labels[::50] = -100
+    weights = [0.2, 0.3, 0.5]
+    with torch.autocast("cuda", dtype):
+        fast, fast_steps = step_weighted_loss(features, decoder, labels, weights)
+    fast_grads = torch.autograd.grad(3 * fast, [*features, decoder.weight, decoder.bias])
+    leaves = [x.detach().double().requires_grad_() for x in features]
+    double = copy.deepcopy(decoder).double()
+    double.weight.data = decoder.weight.data.to(dtype).double()
+    steps = [F.cross_entropy(double(x), labels, ignore_index=-100) for x in leaves]
+    plain = sum(w * step for w, step in zip(weights, steps, strict=True))
+    plain_grads = torch.autograd.grad(3 * plain, [*leaves, double.weight, double.bias])
+    assert abs(fast.item() - plain.item()) < 2e-3
+    assert torch.allclose(fast_steps.double(), torch.stack(steps).detach(), atol=3e-3)
+    for fast_grad, plain_grad in zip(fast_grads, plain_grads, strict=True):
+        assert (fast_grad.double() - plain_grad).norm() / plain_grad.norm() < 2e-2

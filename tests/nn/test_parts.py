@@ -249,7 +249,7 @@ def test_the_refiner_is_the_papers_equations(settings):
     delta = gelu(attended @ ffn.up.weight.T + ffn.up.bias) @ ffn.down.weight.T + ffn.down.bias
     if settings["delta_norm"]:
         delta = layer_norm(delta, refiner.delta_norm)
-    result = refiner(h[None], Layout())
+    result = refiner.propose(h[None], Layout())
     assert torch.allclose(result.raw[0], delta, atol=1e-10)
     if settings["update"] == "delta":
         written = attended @ refiner.write.weight.T + refiner.write.bias

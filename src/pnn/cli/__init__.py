@@ -26,7 +26,7 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # the tokenizer's own threads; we do not fork
     from transformers.utils import logging
 
-    from pnn.cli import data, evaluate, quickstart, report, train  # noqa: F401  (each registers its commands)
+    from pnn.cli import bench, data, evaluate, fill, quickstart, report, train  # noqa: F401  (each registers its commands)
     from pnn.training.loop import Stopped
 
     logging.disable_progress_bar()  # we have our own bars; one for each file of a checkpoint is noise

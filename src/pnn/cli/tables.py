@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from pnn.evaluation.fill import Filled, Prediction
 
 
 def percent(value: float) -> str:
@@ -35,3 +39,74 @@ def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
         ceiling = percent(one["ceiling"]) if "ceiling" in one else ""
         table.add_row(label, *cells, percent(one["accuracy"]), f"{percent(low)}–{percent(high)}", ceiling)
     Console().print(table)
+
+
+def print_filled(filled: Filled, unit: str) -> None:
+    """A text and, for each of its masks, the best predictions with their probability in per cent; above them, where asked for,
+    the best after each step (or layer: `unit`), bold where it is not that of the step before."""
+    masks = range(len(filled["predictions"]))
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for mask in masks:
+        table.add_column("prediction" if len(masks) == 1 else f"mask {mask + 1}", no_wrap=True)
+        table.add_column("%", justify="right")
+
+    def add_row(label: str, row: list[Prediction], changed: list[bool]) -> None:
+        cells = [
+            Text(cell, style="bold" if new else "")
+            for one, new in zip(row, changed, strict=True)
+            for cell in (one["token"], percent(one["probability"]))
+        ]
+        table.add_row(label, *cells)
+
+    before: list[Prediction] | None = None
+    for step, row in enumerate(zip(*filled.get("by_step", []), strict=True)):
+        changed = [before is not None and one["token"] != old["token"] for one, old in zip(row, before or row, strict=True)]
+        add_row(f"{unit} {step}", list(row), changed)
+        before = list(row)
+    table.add_section()
+    for rank, row in enumerate(zip(*filled["predictions"], strict=True), 1):
+        add_row(f"best {rank}", list(row), [False] * len(row))
+    Console().print(Text(filled["text"]), table)
+
+
+def print_benchmark(result: dict[str, Any]) -> None:
+    """One line a row, in real tokens a second with their spread over the blocks; below, the ratios."""
+    rate = result["matrix_rate"]
+    title = f"real tokens; matrix rate {_flops(rate['flops_per_second']['median'])} ({rate['product']})"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("row", no_wrap=True)
+    for column in ("tokens/s", "spread", "ms", "MFLOP/\ntoken", "% of\nrate", "GiB"):
+        table.add_column(column, justify="right")
+    several = len({row["config"] for row in result["rows"]}) > 2  # two are told apart by their architectures
+    before = None
+    for row in result["rows"]:
+        if row["what"] != before:
+            if before is not None:
+                table.add_section()
+            before = row["what"]
+            table.add_row(Text(before, style="bold"))
+        label = "  " + row["name"] + (f" ({row['config']})" if several else "")
+        if "error" in row:
+            table.add_row(label, row["error"])
+            continue
+        speed, share, memory = row["tokens_per_second"], row["share_of_matmul_rate"], row["peak_memory_bytes"]
+        table.add_row(
+            label,
+            f"{speed['median']:,.0f}",
+            f"{percent((speed['high'] - speed['low']) / speed['median'])} %",
+            f"{row['milliseconds_per_update']:,.1f}",
+            f"{row['flops_per_token'] / 1e6:,.1f}",
+            "" if share is None else percent(share),
+            "" if memory is None else f"{memory / 2**30:.1f}",
+        )
+    Console().print(table)
+    for name, value in result["ratios"].items():
+        print(f"{name:32} {value:.3g}")
+    for row in result["rows"]:
+        if "error" in row:
+            print(f"{row['config']}, {row['name']}: {row['error']}; {row['advice']}")
+
+
+def _flops(rate: float) -> str:
+    return f"{rate / 1e12:,.0f} TFLOP/s" if rate > 1e13 else f"{rate / 1e9:,.0f} GFLOP/s"

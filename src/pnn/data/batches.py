@@ -8,11 +8,12 @@ The position in the stream is one number, how many sequences have been taken, so
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -35,6 +36,14 @@ class PackedBatch:
             return x.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else x
 
         return PackedBatch(*(move(x) for x in (self.input_ids, self.position_ids, self.keys, self.cu_seqlens)))
+
+    def with_borders(self, count: int) -> PackedBatch:
+        """The same batch with `count` borders, if it has fewer: what is added are empty sequences at the end. Batches of one
+        shape, whatever the number of their sequences, are what a compiled or recorded GPU program wants."""
+        missing = count - len(self.cu_seqlens)
+        if missing <= 0:
+            return self
+        return replace(self, cu_seqlens=F.pad(self.cu_seqlens, (0, missing), value=len(self.input_ids)))
 
     def mask(
         self, special: SpecialTokens, probability: float, seed: int, style: str = "mask", capacity: int | None = None

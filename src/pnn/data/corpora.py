@@ -92,14 +92,15 @@ def _file_lines(files: list[Path], column: str) -> Iterator[str]:
                 yield from _parquet_lines(file, column)
             else:
                 with _open_binary(file) as stream:
-                    yield from _text_lines(stream, file, column if plain.endswith(".jsonl") else None)
+                    yield from text_lines(stream, file, column if plain.endswith(".jsonl") else None)
         except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise UserError(f"{file}: the compressed file is damaged or cut short ({error})") from None
         except PermissionError:
             raise UserError(f"{file}: no permission to read it") from None
 
 
-def _text_lines(stream: IO[bytes], file: Path, column: str | None) -> Iterator[str]:
+def text_lines(stream: IO[bytes], file: Path | str, column: str | None = None) -> Iterator[str]:
+    """The lines of an open file; `file` is its name in errors, `column` the key that holds the text if it is JSON lines."""
     for number, raw in enumerate(stream, 1):
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -118,7 +119,7 @@ def _text_lines(stream: IO[bytes], file: Path, column: str | None) -> Iterator[s
             yield _checked(line, file, number)
 
 
-def _checked(line: str, file: Path, number: int) -> str:
+def _checked(line: str, file: Path | str, number: int) -> str:
     if len(line) > LONGEST_LINE:
         raise UserError(
             f"{file}: line {number} has {len(line):,} characters, more than the {LONGEST_LINE:,} taken "

@@ -9,6 +9,7 @@ the mask is a function of the text and a seed, the same for every model, run and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,22 +21,21 @@ from pnn.objectives import IGNORE
 LOW32 = 0xFFFFFFFF
 
 
-def mix(x: Tensor) -> Tensor:
-    """A 32-bit integer hash (the finaliser of MurmurHash3) of non-negative int64 values. Products may wrap around; the low
-    32 bits, which are kept, do not depend on that."""
+def mix(x: Any) -> Any:
+    """A 32-bit integer hash (the finaliser of MurmurHash3) of non-negative integers, a Python int or an int64 tensor.
+    Products may wrap around; the low 32 bits, which are kept, do not depend on that."""
     x = x & LOW32
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & LOW32
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & LOW32
     return x ^ (x >> 16)
 
 
-def hash_of(*parts: Tensor | int) -> Tensor:
-    """One hash of several integers, in order."""
-    state = torch.tensor(0x9E3779B9)
+def hash_of(*parts: Tensor | int) -> Any:
+    """One hash of several integers, in order. Numbers stay Python ints: as tensors they would have to be sent to the device,
+    and the host would wait for that."""
+    state: Any = 0x9E3779B9
     for part in parts:
-        part = part if isinstance(part, Tensor) else torch.tensor(part)
-        device = part.device if part.dim() else state.device
-        state = mix(state.to(device) * 31 + mix(part.to(device) + 0x9E3779B9))
+        state = mix(state * 31 + mix(part + 0x9E3779B9))
     return state
 
 

@@ -1,1 +1,1 @@
-"""Numbers from a model: accuracy and loss on fixed masks."""
+"""What a model says: accuracy and loss on fixed masks, and predictions for texts with [MASK]."""

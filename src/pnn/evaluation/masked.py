@@ -8,37 +8,38 @@ accuracy that any model could reach on these very masks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from pnn.data import synthetic
 from pnn.data.batches import evaluation_batches, special_tokens
 from pnn.data.shards import TokenSet
 from pnn.data.tokenizers import fingerprint, of_synthetic_language
 from pnn.errors import UserError
+from pnn.evaluation.reading import states_at, to_device
+from pnn.models.base import MaskedLMBase
 from pnn.stats import ratio_interval
 
 
-@dataclass
+@dataclass(frozen=True)
 class TargetRecord:
     """One entry a masked token: its sequence, token, whether each step was right, and each step's loss."""
 
-    sequence: list[NDArray[np.int64]] = field(default_factory=list)
-    token: list[NDArray[np.int64]] = field(default_factory=list)
-    correct: list[NDArray[np.bool_]] = field(default_factory=list)  # (steps + 1, targets) each
-    loss: list[NDArray[np.float32]] = field(default_factory=list)
-    best: list[NDArray[np.float64]] = field(default_factory=list)  # embedded corpus: best possible probability
+    sequence: NDArray[np.int64]
+    token: NDArray[np.int64]
+    correct: NDArray[np.bool_]  # (steps + 1, targets)
+    loss: NDArray[np.float32]  # (steps + 1, targets)
+    best: NDArray[np.float64] | None  # embedded corpus: best possible probability
 
 
 @torch.no_grad()
 def evaluate_masked(
-    model: PreTrainedModel,
+    model: MaskedLMBase,
     tokens: TokenSet,
     sequences: NDArray[np.int64],
     *,
@@ -49,41 +50,41 @@ def evaluate_masked(
     num_steps: int | None = None,
 ) -> dict[str, Any]:
     """Evaluate on `sequences` of a token set; returns what evaluation.json holds for it."""
-    device = model.device
     special = special_tokens(tokens.tokenizer())
     on_embedded = is_embedded(tokens.manifest)
-    record = TargetRecord()
     was_training = model.training
     model.eval()
+    sequence, token, best, correct, loss = [], [], [], [], []
+    # Masks are drawn on the host and results stay on the device until the last batch is on its way: the loop never waits.
+    # What piles up on the device is 5 bytes a target and step, little beside one batch's logits.
     for packed, indices in evaluation_batches(tokens, sequences, batch_tokens):
-        batch = packed.to(device)
-        masked = batch.mask(special, mask_probability, mask_seed)
-        with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-            states = model.base_model(
-                input_ids=masked.input_ids[None],
-                position_ids=batch.position_ids[None],
-                cu_seqlens=batch.cu_seqlens,
-                num_steps=num_steps,
-                output_states=True,
-            ).states
-            steps = [_read_out(model.head(h[0, masked.positions]), masked.labels) for h in states]
-        record.correct.append(torch.stack([correct for correct, _ in steps]).cpu().numpy())
-        record.loss.append(torch.stack([loss for _, loss in steps]).cpu().numpy())
-        positions = masked.positions.cpu().numpy()
-        borders = packed.cu_seqlens.numpy()
-        record.sequence.append(indices[np.searchsorted(borders, positions, side="right") - 1])
-        record.token.append(masked.labels.cpu().numpy())
+        masked = packed.mask(special, mask_probability, mask_seed)
+        labels = to_device(masked.labels, model.device)
+        with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+            states = states_at(model, replace(packed, input_ids=masked.input_ids), masked.positions, num_steps)
+            steps = [_read_out(model.head(h), labels) for h in states]  # one step's logits at a time
+        correct.append(torch.stack([right for right, _ in steps]))
+        loss.append(torch.stack([value for _, value in steps]))
+        positions, borders = masked.positions.numpy(), packed.cu_seqlens.numpy()
+        sequence.append(indices[np.searchsorted(borders, positions, side="right") - 1])
+        token.append(masked.labels.numpy())
         if on_embedded:
-            record.best.append(_best_possible(packed.input_ids.numpy(), borders, positions))
+            best.append(_best_possible(packed.input_ids.numpy(), borders, positions))
     model.train(was_training)
-    result = summarise(record, len(sequences))
+    record = TargetRecord(
+        sequence=np.concatenate(sequence),
+        token=np.concatenate(token),
+        correct=torch.cat(correct, dim=1).cpu().numpy(),
+        loss=torch.cat(loss, dim=1).cpu().numpy(),
+        best=np.concatenate(best) if on_embedded else None,
+    )
     return {
         "source": tokens.manifest["name"],
         "text": tokens.manifest["recipe"]["text"],
         "sequences": len(sequences),
         "mask_probability": mask_probability,
         "mask_seed": mask_seed,
-        **result,
+        **summarise(record, len(sequences)),
     }
 
 
@@ -109,12 +110,9 @@ def _best_possible(ids: NDArray[np.int64], borders: NDArray[np.int32], positions
 
 
 def summarise(record: TargetRecord, num_sequences: int) -> dict[str, Any]:
-    sequence = np.concatenate(record.sequence)
+    sequence, token, correct, loss = record.sequence, record.token, record.correct, record.loss
     if len(np.unique(sequence)) < 2:
         raise UserError("too little text to evaluate on: fewer than two sequences have a masked token")
-    correct = np.concatenate(record.correct, axis=1)
-    loss = np.concatenate(record.loss, axis=1)
-    token = np.concatenate(record.token)
     last = len(correct) - 1
 
     def per_sequence(values: NDArray[Any], chosen: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
@@ -139,8 +137,8 @@ def summarise(record: TargetRecord, num_sequences: int) -> dict[str, Any]:
     first = min(1, last)
     value, low, high = ratio_interval(per_sequence(correct[last].astype(float) - correct[first]), trials)
     result["gain_over_first_step"] = {"value": value, "interval": [low, high]}
-    if record.best:
-        best = np.concatenate(record.best)
+    if record.best is not None:
+        best = record.best
         kinds = synthetic.language().kind_of_word[token]
         value, low, high = ratio_interval(per_sequence(best), trials)
         result["ceiling"] = value

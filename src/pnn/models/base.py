@@ -20,7 +20,7 @@ from pnn.nn.attention import Layout
 from pnn.nn.embeddings import TokenPositionEmbeddings
 from pnn.nn.gating import QueryKeyGate
 from pnn.nn.head import VocabularyHead
-from pnn.objectives import IGNORE, cross_entropy, weighted_sum
+from pnn.objectives import IGNORE, step_weighted_loss
 
 KEYS_TO_IGNORE = ["step_losses", "states", "deltas", "gates"]  # what HF Trainer's predictions leave out: logits remain
 
@@ -128,8 +128,21 @@ class EncoderBase(PnnPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings.token = value  # type: ignore[assignment]
 
-    def refine(self, h: Tensor, layout: Layout, num_steps: int | None) -> EncoderOutput:
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """What `refine` applies, one at a time."""
         raise NotImplementedError
+
+    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool) -> EncoderOutput:
+        """States h⁰ … hᵀ; with `details` also each step's Δ and gate, where there are any."""
+        raise NotImplementedError
+
+    def compile_blocks(self) -> None:
+        """Compile in place what runs again and again. Blocks of one shape share one compiled graph, so this takes as long for
+        one step or layer as for twelve."""
+        self.embeddings.compile()
+        for block in self.blocks:
+            block.compile()
 
     @can_return_tuple
     def forward(
@@ -152,7 +165,7 @@ class EncoderBase(PnnPreTrainedModel):
             raise ValueError(f"num_steps={num_steps} is below zero")
         tokens = self.embeddings.token(input_ids) if inputs_embeds is None else inputs_embeds
         position_ids, layout = arrange(tokens, attention_mask, position_ids, cu_seqlens, self.config.max_position_embeddings)
-        out = self.refine(self.embeddings(tokens, position_ids), layout, num_steps)
+        out = self.refine(self.embeddings(tokens, position_ids), layout, num_steps, output_gates)
         if not output_states:
             out.states = None
         if not output_gates:
@@ -230,13 +243,9 @@ class MaskedLMBase(PnnPreTrainedModel):
                 at = (labels != IGNORE).nonzero().squeeze(1)
                 labels = labels[at]
             trained, weights = self.supervised(states)
-            step_logits = [self.head(rows(h, at)) for h in trained]
-            losses = [cross_entropy(step, labels, num_items_in_batch) for step in step_logits]
-            loss = weighted_sum(losses, weights)
-            step_losses = torch.stack([step.detach() for step in losses])
-            if logit_positions is not None and output_logits:
-                logits = step_logits[-1]
-        if logits is None and output_logits:
+            features = [self.head.features(rows(h, at)) for h in trained]
+            loss, step_losses = step_weighted_loss(features, self.head.decoder, labels, weights, num_items_in_batch)
+        if output_logits:
             last = out.last_hidden_state
             logits = self.head(last if logit_positions is None else rows(last, logit_positions))
         return MaskedLMOutput(

@@ -65,7 +65,11 @@ class BertBaselineModel(EncoderBase):
         )
         self.post_init()
 
-    def refine(self, h: Tensor, layout: Layout, num_steps: int | None) -> EncoderOutput:
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.layers
+
+    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool) -> EncoderOutput:
         if num_steps is not None and num_steps > len(self.layers):
             raise ValueError(f"num_steps={num_steps}, but a BERT baseline of {len(self.layers)} layers has no more steps")
         states = [h]

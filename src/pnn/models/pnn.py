@@ -114,17 +114,25 @@ class PNNModel(EncoderBase):
         )
         self.post_init()
 
-    def refine(self, h: Tensor, layout: Layout, num_steps: int | None) -> EncoderOutput:
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.refiners
+
+    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool) -> EncoderOutput:
         """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again."""
         schedule = self.config.schedule
         states, deltas, gates = [h], [], []
         for step in range(self.config.num_steps if num_steps is None else num_steps):
-            refinement = self.refiners[schedule[step % len(schedule)]](h, layout)
-            h = h + refinement.delta
+            refiner = self.refiners[schedule[step % len(schedule)]]
+            if details:
+                refinement = refiner.propose(h, layout)
+                h = h + refinement.delta
+                deltas.append(refinement.delta)
+                if refinement.gate is not None:
+                    gates.append(refinement.gate)
+            else:
+                h = refiner(h, layout)
             states.append(h)
-            deltas.append(refinement.delta)
-            if refinement.gate is not None:
-                gates.append(refinement.gate)
         return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=tuple(deltas), gates=tuple(gates))
 
 

@@ -7,9 +7,8 @@ Tokens come in one of two layouts, and this file is the only place that tells th
 * padded: `h` is (sequences, length, d) with an optional mask of real tokens (1) and padding (0);
 * packed: `h` is (1, tokens, d), sequences end to end, `cu_seqlens` their borders. No token sees another sequence.
 
-Packed attention has two forms of the same function: `packed_attention` runs everywhere, and torch's variable-length
-flash attention takes over on a GPU in 16 bit. The latter has no dropout on attention weights, so `attention_dropout` > 0
-keeps the plain form.
+Packed attention has three forms of the same function. `packed_attention` runs everywhere. On a GPU in 16 bit our own
+kernel takes over for short sequences, and torch's variable-length flash attention, which has no dropout, for longer ones.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from pnn.nn.pointwise import for_kernels
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,10 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: f
     slot = sequence * longest + within
     rows = torch.stack((q, k, v)).new_zeros(3, len(lengths) * longest, *q.shape[1:])
     rows = rows.index_copy(1, slot, torch.stack((q, k, v)))
-    keep = torch.arange(longest, device=q.device) < lengths[:, None]
+    keep = torch.arange(longest, device=q.device) < lengths.clamp(min=1)[:, None]  # an empty sequence sees its padding: no NaN
     padded = rows.view(3, len(lengths), longest, *q.shape[1:])
     out = padded_attention(padded[0], padded[1], padded[2], keep, dropout)
     return out.reshape(-1, *q.shape[1:]).index_select(0, slot)
-
-
-def flash_takes(q: Tensor, dropout: float) -> bool:
-    """Whether torch's variable-length flash attention computes this: on a GPU of the Ampere generation or later, in 16 bit,
-    without attention dropout, heads a multiple of 8 wide."""
-    if not q.is_cuda or q.dtype not in (torch.float16, torch.bfloat16) or dropout > 0:
-        return False
-    return torch.cuda.get_device_capability(q.device)[0] >= 8 and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
 
 def flash_packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
@@ -79,6 +72,18 @@ def flash_packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> T
     out = varlen_attn(q, k, v, borders, borders, layout.max_seqlen, layout.max_seqlen)
     assert isinstance(out, Tensor)
     return out
+
+
+def attend_packed(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+    """(tokens, 3, heads, d_head) → (tokens, heads, d_head), by the fastest form that computes it."""
+    if for_kernels(qkv):
+        from pnn.kernels import attention as kernel
+
+        if kernel.takes(qkv, layout.max_seqlen):
+            return kernel.short_attention(qkv, layout.cu_seqlens, layout.max_seqlen, dropout)
+        if dropout == 0 and qkv.shape[-1] <= 256 and qkv.shape[-1] % 8 == 0:
+            return flash_packed_attention(*qkv.unbind(1), layout)
+    return packed_attention(*qkv.unbind(1), layout, dropout)
 
 
 class SelfAttention(nn.Module):
@@ -95,12 +100,11 @@ class SelfAttention(nn.Module):
 
     def forward(self, h: Tensor, layout: Layout) -> Tensor:
         *batch, hidden = h.shape
-        q, k, v = self.qkv(h).view(*batch, 3, self.num_heads, hidden // self.num_heads).unbind(-3)
+        qkv = self.qkv(h)
+        parts = (3, self.num_heads, hidden // self.num_heads)
         dropout = self.attention_dropout if self.training else 0.0
         if layout.cu_seqlens is None:
-            context = padded_attention(q, k, v, layout.keep, dropout)
-        elif flash_takes(q, dropout):
-            context = flash_packed_attention(q[0], k[0], v[0], layout)[None]
+            context = padded_attention(*qkv.view(*batch, *parts).unbind(-3), layout.keep, dropout)
         else:
-            context = packed_attention(q[0], k[0], v[0], layout, dropout)[None]
+            context = attend_packed(qkv.view(-1, *parts), layout, dropout)
         return self.out(context.reshape(*batch, hidden))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from pnn.nn.pointwise import drop, drop_add_norm
+
 
 class TokenPositionEmbeddings(nn.Module):
     def __init__(self, vocab_size: int, max_positions: int, hidden_size: int, dropout: float, eps: float):
@@ -15,4 +17,4 @@ class TokenPositionEmbeddings(nn.Module):
 
     def forward(self, token_embeddings: Tensor, position_ids: Tensor) -> Tensor:
         """Takes looked-up token embeddings, so that a caller may pass its own (`inputs_embeds`)."""
-        return self.dropout(self.norm(token_embeddings + self.position(position_ids)))
+        return drop(drop_add_norm(token_embeddings, None, self.position(position_ids), self.norm), self.dropout)

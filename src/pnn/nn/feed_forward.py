@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from pnn.nn.pointwise import gelu_drop
 
 
 class FeedForward(nn.Module):
@@ -14,4 +15,4 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.down(self.dropout(F.gelu(self.up(h))))
+        return self.down(gelu_drop(self.up(h), self.dropout))

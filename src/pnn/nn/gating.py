@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from pnn.nn.pointwise import for_kernels
+
 
 class QueryKeyGate(nn.Module):
     def __init__(self, hidden_size: int, bias: bool = False):
@@ -30,3 +32,12 @@ class QueryKeyGate(nn.Module):
 
     def forward(self, h: Tensor, delta: Tensor) -> Tensor:
         return torch.sigmoid(self.query(h) * self.key(delta) / self.temperature)
+
+    def update(self, h: Tensor, delta: Tensor) -> Tensor:
+        """h + g ⊙ δ, for callers that do not need the gate itself."""
+        if for_kernels(h):
+            from pnn.kernels import gate as kernel
+
+            if kernel.takes(h):
+                return kernel.gated_update(h, self.query(h), self.key(delta), delta, self.temperature)
+        return h + self(h, delta) * delta

@@ -13,7 +13,11 @@ class VocabularyHead(nn.Module):
         self.norm = nn.LayerNorm(hidden_size, eps=eps) if transform else None
         self.decoder = nn.Linear(hidden_size, vocab_size)
 
-    def forward(self, h: Tensor) -> Tensor:
+    def features(self, h: Tensor) -> Tensor:
+        """What the vocabulary matrix is applied to."""
         if self.transform is not None and self.norm is not None:
             h = self.norm(F.gelu(self.transform(h)))
-        return self.decoder(h)
+        return h
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.decoder(self.features(h))

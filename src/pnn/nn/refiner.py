@@ -4,7 +4,9 @@
     δ      = FFN(a)                      (published code: δ = LayerNorm(FFN(a)))
     Δ      = Gate(h, δ) ⊙ δ              (no gate: Δ = δ)
 
-The caller adds: hᵗ = hᵗ⁻¹ + Δᵗ, with the same refiner at every step. The last FFN matrix and its bias start at zero, so
+    hᵗ     = hᵗ⁻¹ + Δᵗ, with the same refiner at every step
+
+The last FFN matrix and its bias start at zero, so
 that Δ = 0 exactly before training; `zero_start` marks them for the model's initialiser, which runs after constructors and
 would otherwise overwrite them (this is how the published code lost its zero init).
 
@@ -23,6 +25,7 @@ from pnn.nn.attention import Layout, SelfAttention
 from pnn.nn.delta_rule import rewrite_delta, soft_unit
 from pnn.nn.feed_forward import FeedForward
 from pnn.nn.gating import QueryKeyGate
+from pnn.nn.pointwise import drop, drop_add_norm
 
 
 class Refinement(NamedTuple):
@@ -60,11 +63,16 @@ class DeltaRefiner(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.ffn.down.zero_start = zero_init  # type: ignore[assignment]
 
-    def forward(self, h: Tensor, layout: Layout) -> Refinement:
-        attended = self.attention_norm(h + self.dropout(self.attention(h, layout)))
-        raw = self.dropout(self.ffn(attended))
-        if self.delta_norm is not None:
-            raw = self.delta_norm(raw)
+    def forward(self, h: Tensor, layout: Layout) -> Tensor:
+        """The next state, h + Δ."""
+        if self.gate is None:
+            return h + self.propose(h, layout).delta
+        return self.gate.update(h, self.raw_delta(self.attend(h, layout)))
+
+    def propose(self, h: Tensor, layout: Layout) -> Refinement:
+        """Δ and what it is made of."""
+        attended = self.attend(h, layout)
+        raw = self.raw_delta(attended)
         if self.write is not None:
             v, beta = self.write(attended).split(1, dim=-1)
             return Refinement(rewrite_delta(h, soft_unit(raw), v, 2 * torch.sigmoid(beta)), raw, None)
@@ -72,3 +80,12 @@ class DeltaRefiner(nn.Module):
             return Refinement(raw, raw, None)
         gate = self.gate(h, raw)
         return Refinement(gate * raw, raw, gate)
+
+    def attend(self, h: Tensor, layout: Layout) -> Tensor:
+        return drop_add_norm(self.attention(h, layout), self.dropout, h, self.attention_norm)
+
+    def raw_delta(self, attended: Tensor) -> Tensor:
+        raw = self.ffn(attended)
+        if self.delta_norm is None:
+            return drop(raw, self.dropout)
+        return drop_add_norm(raw, self.dropout, None, self.delta_norm)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from pnn.nn.attention import Layout, SelfAttention
 from pnn.nn.feed_forward import FeedForward
+from pnn.nn.pointwise import drop_add_norm
 
 
 class TransformerLayer(nn.Module):
@@ -27,5 +28,5 @@ class TransformerLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor, layout: Layout) -> Tensor:
-        h = self.attention_norm(h + self.dropout(self.attention(h, layout)))
-        return self.ffn_norm(h + self.dropout(self.ffn(h)))
+        h = drop_add_norm(self.attention(h, layout), self.dropout, h, self.attention_norm)
+        return drop_add_norm(self.ffn(h), self.dropout, h, self.ffn_norm)

@@ -28,7 +28,6 @@ from transformers import PreTrainedModel
 from pnn import runs
 from pnn.config import RunConfig
 from pnn.data.batches import PackedBatch, TrainingStream, special_tokens
-from pnn.data.masking import Masked
 from pnn.data.shards import Prepared, prepare
 from pnn.errors import UserError
 from pnn.evaluation.masked import evaluate_masked
@@ -38,8 +37,10 @@ from pnn.objectives import count_targets
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
 from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
+from pnn.training.recording import RecordedPass
 from pnn.training.tracking import Metrics, environment
 
+UPDATES_BEFORE_RECORDING = 3  # until everything is compiled
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -167,18 +168,32 @@ class Trainer:
         )
         self.position = start
         wrapped, self.stepper = self.accelerator.prepare(self.model, self.optimizer)  # the stepper knows of fp16 scaling
-        self.forward = torch.compile(wrapped) if self.compiled else wrapped
         self.wrapped = wrapped
-        # On a GPU the number of targets is given a fixed upper bound (5 σ above its mean), so that nothing waits for it
-        self.capacity: int | None = None
-        if self.accelerator.device.type == "cuda":
-            mean = config.data.mask_probability * self.plan.batch_tokens
-            self.capacity = math.ceil((mean + 5 * math.sqrt(mean)) / 64) * 64
+        if self.compiled:
+            self.model.base_model.compile_blocks()
+        self._fix_shapes()
+        # Replaying a recorded pass needs one process (no communication inside) and no loss scale that changes its mind
+        records = self.capacity is not None and self.compiled and self.accelerator.num_processes == 1
+        records = records and self.accelerator.scaler is None
+        self.recording_stream = torch.cuda.Stream() if records else None
+        self.recorded: RecordedPass | None = None
+        self.applied = 0  # updates by this process
         self.unchecked: list[tuple[int, torch.Tensor]] = []  # (step, [loss, gradient norm]) not yet looked at
         self.signal: int | None = None
         self.signal_time = 0.0
 
     # Setting up ---------------------------------------------------------------------------------------------------
+
+    def _fix_shapes(self) -> None:
+        """On a GPU the numbers of targets and of sequences are given upper bounds that they hardly ever reach: nothing waits
+        to hear how many there are, and every batch has the same shapes."""
+        self.capacity: int | None = None
+        self.border_capacity = 0
+        if self.accelerator.device.type == "cuda":
+            tokens, mean = self.plan.batch_tokens, float(self.prepared.train.lengths[self.prepared.train_sequences].mean())
+            expected = self.config.data.mask_probability * tokens * (1 - 2 / mean)  # [CLS] and [SEP] are never masked
+            self.capacity = math.ceil((expected + 4 * math.sqrt(expected)) / 64) * 64
+            self.border_capacity = math.ceil(tokens / mean * 1.2) + 16
 
     def _build(self) -> PreTrainedModel:
         data = self.config.data
@@ -240,7 +255,7 @@ class Trainer:
             with Bars({name: plan.updates}, quiet=self.quiet or not self.is_main) as bars:
                 for update in updates_ahead(self.stream, plan, process, processes, remaining):
                     rate = learning_rate(self.step, plan.updates, config)
-                    loss, last_step_loss, norm = self._update(update, rate)
+                    loss, last_step_loss, norm = self.apply(update, rate)
                     self.step += 1
                     self.position = update.position
                     self.unchecked.append((self.step, torch.stack((loss, norm))))
@@ -284,44 +299,63 @@ class Trainer:
             if metrics is not None:
                 metrics.close()
 
-    def _update(self, update: Update, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def apply(self, update: Update, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """One optimiser step. Returns loss (as trained), loss of the last step alone, and gradient norm, on the device."""
+        if self.recording_stream is None:
+            return self._apply(update, rate)
+        # A pass can only be recorded on a stream that its warm-up ran on, and not on the default one
+        self.recording_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.recording_stream):
+            result = self._apply(update, rate)
+        torch.cuda.current_stream().wait_stream(self.recording_stream)
+        return result
+
+    def _apply(self, update: Update, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         accelerator, data, seed = self.accelerator, self.config.data, self.config.training.seed
         device, processes = accelerator.device, accelerator.num_processes
         torch.manual_seed(_step_seed(seed, self.step, accelerator.process_index))
-        batches = [batch.to(device) for batch in update.batches]
+        batches = [batch.with_borders(self.border_capacity).to(device) for batch in update.batches]
         masked = [b.mask(self.special, data.mask_probability, seed, data.masking, self.capacity) for b in batches]
         targets = torch.stack([count_targets(m.labels) for m in masked]).sum()
         if processes > 1:
             targets = accelerator.reduce(targets, "sum")
-        losses, last_losses = [], []
         set_learning_rate(self.optimizer, rate)
-        for index, (batch, inputs) in enumerate(zip(batches, masked, strict=True)):
+        losses = []
+        for index, (batch, chosen) in enumerate(zip(batches, masked, strict=True)):
+            inputs = {
+                "input_ids": chosen.input_ids[None],
+                "position_ids": batch.position_ids[None],
+                "cu_seqlens": batch.cu_seqlens,
+                "labels": chosen.labels,
+                "logit_positions": chosen.positions,
+                "num_items_in_batch": targets,
+            }
             more = index + 1 < len(batches)
             with accelerator.no_sync(self.wrapped) if more else nullcontext():
-                out = self._forward(batch, inputs, targets)
-                # DDP averages gradients over processes; ours are parts of one sum
-                accelerator.backward(out.loss * processes)
-            losses.append(out.loss.detach())
-            last_losses.append(out.step_losses[-1])
+                losses.append(torch.stack(self._pass(inputs)))
         norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.training.gradient_clip)
         self.stepper.step()
-        self.stepper.zero_grad()
-        totals = torch.stack((torch.stack(losses).sum(), torch.stack(last_losses).sum()))
+        self.stepper.zero_grad(set_to_none=self.recording_stream is None)
+        self.applied += 1
+        totals = torch.stack(losses).sum(0)
         if processes > 1:
             totals = accelerator.reduce(totals, "sum")
         return totals[0], totals[1], norm.detach()
 
-    def _forward(self, batch: PackedBatch, inputs: Masked, targets: torch.Tensor) -> Any:
-        return self.forward(
-            input_ids=inputs.input_ids[None],
-            position_ids=batch.position_ids[None],
-            cu_seqlens=batch.cu_seqlens,
-            labels=inputs.labels,
-            logit_positions=inputs.positions,
-            num_items_in_batch=targets,
-            output_logits=False,
-        )
+    def _pass(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Forward and backward of one micro-batch: (loss, loss of the last step). Recorded and replayed where that works."""
+        if self.recording_stream is None or self.applied < UPDATES_BEFORE_RECORDING:
+            return self._forward_backward(inputs)
+        if self.recorded is None:
+            self.recorded = RecordedPass(self._forward_backward, inputs, self.recording_stream)
+        # more short sequences than there was room for: rare, and worth no second recording
+        return self.recorded(inputs) if self.recorded.takes(inputs) else self._forward_backward(inputs)
+
+    def _forward_backward(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        out = self.wrapped(**inputs, output_logits=False)
+        # DDP averages gradients over processes; ours are parts of one sum
+        self.accelerator.backward(out.loss * self.accelerator.num_processes)
+        return out.loss.detach(), out.step_losses[-1]
 
     # At intervals -------------------------------------------------------------------------------------------------
 
@@ -360,15 +394,16 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _evaluation(self) -> dict[str, Any]:
-        return evaluate_masked(
-            self.model,
-            self.prepared.validation,
-            self.prepared.validation_sequences,
-            mask_probability=self.config.data.mask_probability,
-            mask_seed=self.config.evaluation.mask_seed,
-            batch_tokens=self.config.evaluation.batch_tokens,
-            precision=DTYPES[self.accelerator.mixed_precision],
-        )
+        with torch.compiler.set_stance("force_eager"):  # every batch has its own shape: not worth compiling for
+            return evaluate_masked(
+                self.model,
+                self.prepared.validation,
+                self.prepared.validation_sequences,
+                mask_probability=self.config.data.mask_probability,
+                mask_seed=self.config.evaluation.mask_seed,
+                batch_tokens=self.config.evaluation.batch_tokens,
+                precision=DTYPES[self.accelerator.mixed_precision],
+            )
 
     def _save(self) -> None:
         self._check_finite()

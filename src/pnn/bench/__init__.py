@@ -1,0 +1,1 @@
+"""The naive and the transformers baselines, readable, and what times them beside ours."""

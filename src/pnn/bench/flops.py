@@ -1,0 +1,55 @@
+"""FLOPs a token, counted, not measured: the work that the model asks for, whatever an implementation adds to it.
+
+    training   6 · (Σ matrix parameters a token passes)  +  12 · L · d  for every layer or step
+    inference  2 · (Σ matrix parameters a token passes)  +   4 · L · d  for every layer or step
+
+A shared matrix counts each time it is passed. The head counts only for positions that are predicted, by their share of all
+tokens; a PNN is trained after every step, so its head is passed T times in training and once in inference. Attention's
+q kᵀ and weights · v take 2 L d each forward, and twice that backward; L is the mean number of tokens that a token attends
+to: the mean of the sequences' lengths, each weighted by its tokens. Embeddings are looked up and cost nothing here; norms,
+activations and the optimiser are left out, as is usual. Padding is no work: a baseline that computes it gets no credit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pnn.models.pnn import PNNConfig
+
+
+def block_parameters(config: Any) -> int:
+    """Matrix parameters of one refinement step of a PNN, or one layer of a BERT."""
+    width, inner = config.hidden_size, config.intermediate_size
+    parameters = 4 * width * width + 2 * width * inner  # q, k, v, out; up, down
+    if isinstance(config, PNNConfig):
+        if config.update == "delta":
+            parameters += 2 * width
+        elif config.gate == "query_key":
+            parameters += 2 * width * width
+    return parameters
+
+
+def head_parameters(config: Any) -> int:
+    width = config.hidden_size
+    return width * config.vocab_size + (width * width if config.head_transform else 0)
+
+
+def blocks(config: Any) -> int:
+    steps = config.num_steps if isinstance(config, PNNConfig) else config.num_hidden_layers
+    assert steps is not None
+    return steps
+
+
+def training_flops(config: Any, attended: float, target_share: float) -> float:
+    """FLOPs of a real token, forward and backward. `attended`: L; `target_share`: predicted positions over tokens."""
+    steps = blocks(config)
+    supervised = steps if isinstance(config, PNNConfig) else 1
+    passed = steps * block_parameters(config) + supervised * target_share * head_parameters(config)
+    return 6 * passed + 12 * attended * config.hidden_size * steps
+
+
+def inference_flops(config: Any, attended: float, target_share: float, num_steps: int | None = None) -> float:
+    """FLOPs of a real token where only the last step is read, after `num_steps` steps (all if not given)."""
+    steps = blocks(config) if num_steps is None else num_steps
+    passed = steps * block_parameters(config) + target_share * head_parameters(config)
+    return 2 * passed + 4 * attended * config.hidden_size * steps

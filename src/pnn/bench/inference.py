@@ -1,0 +1,194 @@
+"""Rows of inference speed: masked tokens predicted in evaluation mode, on the held-out text of a config.
+
+Ours reads packed batches and computes logits at masked positions only, with the number of refinement steps as a dial. The
+naive PNN and transformers' BERT read the same sequences with the same masks, padded, and compute logits at every position of
+the last step. Batches are made and masked before the clock starts, for all alike: what is timed is the way to the device and
+the prediction. All predict in bf16 on a GPU that has it, in fp32 on a CPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pnn.bench import flops
+from pnn.bench.naive import DTYPES, NaivePNN
+from pnn.bench.padding import pad
+from pnn.bench.timing import Budget, clean_slate, peak_memory, time_updates
+from pnn.bench.training import (
+    Text,
+    config_kind,
+    device_of,
+    host_trainer_of,
+    parameters_of,
+    precision_name,
+    size_of,
+    text_of,
+    with_transform,
+)
+from pnn.bench.transformers_bert import build_bert
+from pnn.config import RunConfig
+from pnn.data.batches import PackedBatch, TrainingStream
+from pnn.data.masking import Masked
+from pnn.training.loop import Trainer
+
+BATCHES = 8  # of `evaluation.batch_tokens` tokens each, used in turn
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One batch of validation text, packed and masked, and its number of real tokens."""
+
+    batch: PackedBatch
+    masked: Masked
+    tokens: int
+
+
+def held_out(host: Trainer) -> list[HeldOut]:
+    """Batches of one size, so that a compiled model meets one shape."""
+    prepared, data = host.prepared, host.config.data
+    longest = int(prepared.validation.lengths[prepared.validation_sequences].max())
+    size = max(longest, host.config.evaluation.batch_tokens)
+    filler = prepared.tokenizer.pad_token_id or 0
+    stream = TrainingStream(prepared.validation, prepared.validation_sequences, size, seed=0, filler=filler)
+    out = []
+    for _ in range(BATCHES):
+        before = stream.tokens_taken
+        batch = next(stream)
+        out.append(HeldOut(batch, batch.mask(host.special, data.mask_probability, 0), stream.tokens_taken - before))
+    return out
+
+
+def padded(host: Trainer, one: HeldOut) -> dict[str, Tensor]:
+    rows = pad(one.batch, one.masked, host.config.data.max_length, host.prepared.tokenizer.pad_token_id or 0)
+    return {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask}
+
+
+def packed(one: HeldOut) -> dict[str, Tensor]:
+    return {
+        "input_ids": one.masked.input_ids[None],
+        "position_ids": one.batch.position_ids[None],
+        "cu_seqlens": one.batch.cu_seqlens,
+        "logit_positions": one.masked.positions,
+    }
+
+
+@torch.inference_mode()
+def predict_row(
+    run: RunConfig,
+    budget: Budget,
+    text: Text,
+    model: torch.nn.Module,
+    config: Any,
+    predict: Callable[[dict[str, Tensor]], Tensor],
+    batches: Sequence[tuple[dict[str, Tensor], int]],
+    num_steps: int | None = None,
+    *,
+    name: str,
+    implementation: str,
+    compiled: bool = False,
+) -> dict[str, Any]:
+    """Time `predict` (a batch on the device → predicted tokens) over batches, each with its number of real tokens, in turn."""
+    device = device_of(run)
+    if device.type == "cuda":
+        batches = [({key: x.pin_memory() for key, x in batch.items()}, tokens) for batch, tokens in batches]
+    supply = itertools.cycle(batches)
+
+    def one_batch() -> float:
+        batch, tokens = next(supply)
+        predict({key: x.to(device, non_blocking=True) for key, x in batch.items()})
+        return tokens
+
+    measured = time_updates(one_batch, budget, device)
+    return {
+        "name": name,
+        "what": "inference",
+        "config": run.name,
+        "implementation": implementation,
+        "compiled": compiled,
+        "parameters": parameters_of(model),
+        "precision": inference_precision(run),
+        "shapes": {
+            "batch_tokens": max(tokens for _, tokens in batches),
+            "max_length": run.data.max_length,
+            "mean_length": text.mean_length,
+            "target_share": text.target_share,
+            **size_of(config),
+            **({} if num_steps is None else {"steps": num_steps}),
+        },
+        **measured,
+        "flops_per_token": flops.inference_flops(config, text.attended, text.target_share, num_steps),
+        "peak_memory_bytes": peak_memory(device),
+    }
+
+
+def inference_precision(run: RunConfig) -> str:
+    """As training's, but never fp16 where bf16 is to be had."""
+    name = precision_name(run)
+    return "bf16" if name == "fp16" and torch.cuda.is_bf16_supported(including_emulation=False) else name
+
+
+def autocast(run: RunConfig) -> torch.autocast:
+    precision = inference_precision(run)
+    return torch.autocast(device_of(run).type, DTYPES[precision], enabled=precision != "fp32")
+
+
+def inference_row(run: RunConfig, budget: Budget, num_steps: int | None = None) -> dict[str, Any]:
+    """Ours, after `num_steps` steps (all if not given)."""
+    device = device_of(run)
+    clean_slate(device)
+    with host_trainer_of(run) as host:
+        text, batches, model = text_of(host), held_out(host), host.model.to(device).eval()
+    compiled = device.type == "cuda" if run.training.compile is None else run.training.compile
+    if compiled:
+        model.base_model.compile_blocks()
+
+    def predict(batch: dict[str, Tensor]) -> Tensor:
+        if compiled:
+            torch._dynamo.maybe_mark_dynamic(batch["cu_seqlens"], 0)  # the number of sequences differs between batches
+        with autocast(run):
+            return model(**batch, num_steps=num_steps).logits.argmax(-1)
+
+    name = config_kind(run) + ("" if num_steps is None else f", {num_steps} step{'' if num_steps == 1 else 's'}")
+    inputs = [(packed(one), one.tokens) for one in batches]
+    return predict_row(
+        run, budget, text, model, model.config, predict, inputs, num_steps, name=name, implementation="pnn", compiled=compiled
+    )
+
+
+def naive_inference_row(run: RunConfig, budget: Budget) -> dict[str, Any]:
+    device = device_of(run)
+    clean_slate(device)
+    with host_trainer_of(run) as host:
+        text, config = text_of(host), host.model.config
+        inputs = [(padded(host, one), one.tokens) for one in held_out(host)]
+        model = NaivePNN.from_pnn(host.model).to(device).eval()
+
+    def predict(batch: dict[str, Tensor]) -> Tensor:
+        with autocast(run):
+            return model.head(model.states(**batch)[-1]).argmax(-1)
+
+    return predict_row(run, budget, text, model, config, predict, inputs, name="naive pnn", implementation="naive")
+
+
+def transformers_inference_row(run: RunConfig, budget: Budget) -> dict[str, Any]:
+    device = device_of(run)
+    clean_slate(device)
+    with host_trainer_of(run) as host:
+        text, config = text_of(host), host.model.config
+        inputs = [(padded(host, one), one.tokens) for one in held_out(host)]
+    # loaded in 16 bit, as its users do: faster than autocast, which would convert its weights for every batch
+    model = build_bert(config).to(device, DTYPES[inference_precision(run)]).eval()
+
+    def predict(batch: dict[str, Tensor]) -> Tensor:
+        return model(**batch).logits.argmax(-1)
+
+    counted = with_transform(config)
+    return predict_row(
+        run, budget, text, model, counted, predict, inputs, name="transformers bert", implementation="transformers"
+    )

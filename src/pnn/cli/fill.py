@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+from pnn.errors import UserError
+
+
+@app.command()
+def fill(
+    run: Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")],
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts with [MASK]. Without any: lines of --file or stdin.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text file, one text a line.")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Refinement steps, if not as trained.")] = None,
+    top: Annotated[int, typer.Option(help="Predictions for each [MASK].")] = 5,
+    by_step: Annotated[bool, typer.Option("--by-step", help="Also the best prediction after each step.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines; the default where output is no terminal.")] = False,
+) -> None:
+    """What a model predicts for every [MASK], and how it rewrote its prediction step by step.
+
+    Example: pnn fill runs/quickstart/pnn "the fox of avon wore amber hats . it has old [MASK] boots ." --by-step
+
+    Many texts: pnn fill runs/quickstart/pnn --file texts.txt > filled.jsonl
+    """
+    from pnn.cli.tables import print_filled
+    from pnn.data.corpora import text_lines
+    from pnn.evaluation.fill import fill as fill_texts
+    from pnn.evaluation.reading import load_run
+    from pnn.progress import track
+
+    if texts and file is not None:
+        raise UserError(f"--file {file}: give texts or a file, not both")
+    if texts:
+        lines, origin = iter(texts), "text"
+    elif file is not None:
+        try:
+            lines, origin = text_lines(file.open("rb"), file), f"{file}: line"
+        except FileNotFoundError:
+            raise UserError(f"no file {file}") from None
+    elif sys.stdin is None or sys.stdin.isatty():
+        raise UserError("nothing to fill: give a text with [MASK], --file, or lines on standard input")
+    else:
+        lines, origin = text_lines(sys.stdin.buffer, "standard input"), "standard input: line"
+    loaded = load_run(run, num_steps=num_steps)
+    results = fill_texts(
+        loaded.model,
+        loaded.tokenizer,
+        (line.rstrip("\r\n") for line in lines),
+        top=top,
+        num_steps=num_steps,
+        by_step=by_step,
+        precision=loaded.precision,
+        origin=origin,
+    )
+    if as_json or not sys.stdout.isatty():
+        for filled in results if texts else track(results, "filling"):
+            print(json.dumps(filled))
+    else:
+        for filled in results:
+            print_filled(filled, "step" if loaded.model.config.model_type == "pnn" else "layer")

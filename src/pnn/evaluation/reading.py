@@ -1,0 +1,74 @@
+"""What evaluating and filling share: a RUN's model and tokenizer, loaded and checked, and its states at chosen positions.
+
+Batches are packed: sequences end to end, no padding computed. Everything that the host needs to know about a batch (where
+its targets are, how many) it works out before the batch goes to the device, so that nothing in a loop over batches waits for
+the device: the host prepares the next batch while the device is busy with this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from pnn import runs
+from pnn.data.batches import PackedBatch
+from pnn.data.tokenizers import load_tokenizer
+from pnn.errors import UserError
+from pnn.models.base import MaskedLMBase
+from pnn.models.sections import load_model
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """`precision` is what the device computes in best: bf16 on a GPU that has it."""
+
+    checkpoint: Path | str
+    model: MaskedLMBase
+    tokenizer: PreTrainedTokenizerFast
+    precision: torch.dtype
+
+
+def load_run(run: str | Path, *, num_steps: int | None = None, device: str | None = None) -> LoadedRun:
+    """RUN's best checkpoint, its files compared with their checksums, on the GPU if there is one. `num_steps` is only
+    checked: whether the model can take so many."""
+    checkpoint = runs.find_checkpoint(run)
+    if isinstance(checkpoint, Path):
+        runs.verify_checkpoint(checkpoint)
+    model = load_model(checkpoint)
+    if not isinstance(model, MaskedLMBase):
+        raise UserError(f"{checkpoint}: a {type(model).__name__} is not one of our models: it has no refinement steps to read")
+    most = None if model.config.model_type == "pnn" else model.config.num_hidden_layers
+    if num_steps is not None and (num_steps < 0 or (most is not None and num_steps > most)):
+        raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most or 'any number'}")
+    tokenizer = load_tokenizer(str(checkpoint), model.config.max_position_embeddings)
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"{checkpoint}: the tokenizer has {len(tokenizer):,} entries, the model {model.config.vocab_size:,}: "
+            "they do not match"
+        )
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    use_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return LoadedRun(checkpoint, model.to(device), tokenizer, torch.bfloat16 if use_bf16 else torch.float32)
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """From the host, without waiting for the copy."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+
+
+def states_at(model: MaskedLMBase, batch: PackedBatch, positions: Tensor, num_steps: int | None = None) -> list[Tensor]:
+    """The states h⁰ … hᵀ of a packed batch at these flat positions, (positions, d) each. Batch and positions are on the
+    host."""
+    at = to_device(positions, model.device)
+    states = model.base_model(
+        input_ids=to_device(batch.input_ids, model.device)[None],
+        position_ids=to_device(batch.position_ids, model.device)[None],
+        cu_seqlens=to_device(batch.cu_seqlens, model.device),
+        num_steps=num_steps,
+        output_states=True,
+    ).states
+    return [h[0].index_select(0, at) for h in states]

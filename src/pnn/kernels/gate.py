@@ -1,0 +1,130 @@
+"""The gated update of PNN in one pass over memory each way:
+
+    g = σ(q ⊙ k / τ),   h⁺ = h + g ⊙ δ
+
+The backward pass makes g again from q and k. With u = ∂L/∂h⁺:
+
+    ∂δ = u ⊙ g,   s = u ⊙ δ ⊙ g ⊙ (1 − g) / τ,   ∂q = s ⊙ k,   ∂k = s ⊙ q,   ∂τ = −Σ s ⊙ q ⊙ k / τ,   ∂h = u
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDEST = 4096
+ROWS = 16  # of a program
+
+
+def takes(h: Tensor) -> bool:
+    return h.shape[-1] <= WIDEST
+
+
+@triton.jit
+def _forward(  # type: ignore[no-untyped-def]
+    h, q, k, delta, temperature, out, rows, each: tl.constexpr, width: tl.constexpr, block: tl.constexpr
+):
+    columns = tl.arange(0, block)
+    inverse = 1 / tl.load(temperature).to(tl.float32)
+    for turn in range(each):
+        row = tl.program_id(0).to(tl.int64) * each + turn
+        real = (columns < width) & (row < rows)
+        at = row * width + columns
+        product = tl.load(q + at, mask=real, other=0.0).to(tl.float32) * tl.load(k + at, mask=real, other=0.0).to(tl.float32)
+        change = tl.sigmoid(product * inverse) * tl.load(delta + at, mask=real, other=0.0).to(tl.float32)
+        state = tl.load(h + at, mask=real, other=0.0).to(tl.float32) + change
+        tl.store(out + at, state.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _backward(  # type: ignore[no-untyped-def]
+    grad,
+    q,
+    k,
+    delta,
+    temperature,
+    grad_q,
+    grad_k,
+    grad_delta,
+    temperature_shares,
+    rows,
+    each: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+):
+    columns = tl.arange(0, block)
+    inverse = 1 / tl.load(temperature).to(tl.float32)
+    share = tl.zeros([block], tl.float32)
+    for turn in range(each):
+        row = tl.program_id(0).to(tl.int64) * each + turn
+        real = (columns < width) & (row < rows)
+        at = row * width + columns
+        u = tl.load(grad + at, mask=real, other=0.0).to(tl.float32)
+        query = tl.load(q + at, mask=real, other=0.0).to(tl.float32)
+        key = tl.load(k + at, mask=real, other=0.0).to(tl.float32)
+        g = tl.sigmoid(query * key * inverse)
+        s = u * tl.load(delta + at, mask=real, other=0.0).to(tl.float32) * g * (1 - g) * inverse
+        tl.store(grad_q + at, (s * key).to(grad_q.dtype.element_ty), mask=real)
+        tl.store(grad_k + at, (s * query).to(grad_k.dtype.element_ty), mask=real)
+        tl.store(grad_delta + at, (u * g).to(grad_delta.dtype.element_ty), mask=real)
+        share -= s * query * key * inverse
+    tl.store(temperature_shares + tl.program_id(0), tl.sum(share, 0))
+
+
+def _shape(h: Tensor) -> tuple[int, dict[str, int]]:
+    width = h.shape[-1]
+    return h.numel() // width, {"each": ROWS, "width": width, "block": triton.next_power_of_2(width), "num_warps": 2}
+
+
+@torch.library.custom_op("pnn::gated_update", mutates_args=())
+def _update(h: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor) -> Tensor:
+    h, q, k, delta = (x.contiguous() for x in (h, q, k, delta))
+    out = torch.empty_like(h)
+    rows, shape = _shape(h)
+    _forward[(triton.cdiv(rows, ROWS),)](h, q, k, delta, temperature, out, rows, **shape)
+    return out
+
+
+@torch.library.custom_op("pnn::gated_update_backward", mutates_args=())
+def _update_backward(
+    grad: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad, q, k, delta = (x.contiguous() for x in (grad, q, k, delta))
+    grad_q, grad_k, grad_delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(delta)
+    rows, shape = _shape(grad)
+    programs = triton.cdiv(rows, ROWS)
+    shares = grad.new_empty(programs, dtype=torch.float32)
+    _backward[(programs,)](grad, q, k, delta, temperature, grad_q, grad_k, grad_delta, shares, rows, **shape)
+    return grad_q, grad_k, grad_delta, shares.sum().view(1)
+
+
+@_update.register_fake
+def _(h: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor) -> Tensor:
+    return torch.empty_like(h, memory_format=torch.contiguous_format)
+
+
+@_update_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    like = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, delta)]
+    return like[0], like[1], like[2], grad.new_empty(1, dtype=torch.float32)
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _differentiate(ctx, grad):  # type: ignore[no-untyped-def]
+    q, k, delta, temperature = ctx.saved_tensors
+    grad_q, grad_k, grad_delta, grad_temperature = _update_backward(grad, q, k, delta, temperature)
+    return grad, grad_q, grad_k, grad_delta, grad_temperature.to(temperature.dtype)
+
+
+_update.register_autograd(_differentiate, setup_context=_save)
+
+
+def gated_update(h: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor) -> Tensor:
+    """All of one shape (…, d), temperature: (1,) → the new state, in h's precision."""
+    out: Tensor = _update(h, q, k, delta, temperature)
+    return out

@@ -1,0 +1,66 @@
+"""Dropout masks by hash: which numbers of a (rows, columns) array survive follows from a seed and their place.
+
+A backward pass draws the mask again instead of reading it from memory, and the plain twin can draw it too. A general random
+generator (Philox, ten rounds a number) would take longer than everything else an element-wise kernel does.
+
+    x = mix(row, seed) ^ mix(column),   x ← (x C₁ ^ (x C₁ >> 15)) C₂,   kept where x ≥ p 2³²
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOW32 = 0xFFFFFFFF
+
+
+@triton.jit
+def mix(x):  # type: ignore[no-untyped-def]
+    """MurmurHash3's finaliser on uint32."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def row_hash(rows, seed):  # type: ignore[no-untyped-def]
+    return mix(mix(rows.to(tl.uint32)) ^ seed.to(tl.uint32))
+
+
+@triton.jit
+def column_hash(columns):  # type: ignore[no-untyped-def]
+    return mix(columns.to(tl.uint32) + 0x9E3779B9)
+
+
+@triton.jit
+def kept(rows, columns, threshold):  # type: ignore[no-untyped-def]
+    """`rows` and `columns`: hashes that broadcast to the wanted shape."""
+    x = (rows ^ columns) * 0x9E3779B1
+    x = (x ^ (x >> 15)) * 0x85EBCA6B
+    return x >= threshold.to(tl.uint32)
+
+
+def threshold(probability: float) -> int:
+    return int(probability * (LOW32 + 1))
+
+
+def seed_for(x: Tensor, probability: float) -> Tensor:
+    """A new seed on x's device, from torch's generator there; nothing waits for it."""
+    if probability > 0:
+        return torch.randint(0, 2**31 - 1, (1,), device=x.device)
+    return torch.zeros(1, dtype=torch.long, device=x.device)
+
+
+def keep_mask(rows: Tensor, columns: Tensor, seed: int, probability: float) -> Tensor:
+    """The same mask in plain torch, for tests: `rows` and `columns` are places that broadcast."""
+
+    def mixed(x: Tensor) -> Tensor:
+        x = x & LOW32
+        x = ((x ^ (x >> 16)) * 0x85EBCA6B) & LOW32
+        x = ((x ^ (x >> 13)) * 0xC2B2AE35) & LOW32
+        return x ^ (x >> 16)
+
+    x = ((mixed(mixed(rows) ^ seed) ^ mixed(columns + 0x9E3779B9)) * 0x9E3779B1) & LOW32
+    return (((x ^ (x >> 15)) * 0x85EBCA6B) & LOW32) >= threshold(probability)

@@ -1,0 +1,59 @@
+"""The steps between matrix products: dropout, GELU and LayerNorm, in the combinations that occur.
+
+Each function is one line of plain torch. On a GPU in 16 bit a kernel does the same in one pass over memory, because there
+these steps, not the products, would take most of the time.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pnn import kernels
+
+
+def computed_in(x: Tensor) -> torch.dtype:
+    """The precision of products with x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def for_kernels(x: Tensor) -> bool:
+    """Whether x is computed with in 16 bit on a GPU that Triton knows."""
+    if not (x.is_cuda and kernels.HAS_TRITON and computed_in(x) in (torch.float16, torch.bfloat16)):
+        return False
+    return torch.cuda.get_device_capability(x.device)[0] >= 8
+
+
+def probability(dropout: nn.Dropout) -> float:
+    return dropout.p if dropout.training else 0.0
+
+
+def drop(x: Tensor, dropout: nn.Dropout) -> Tensor:
+    if for_kernels(x):
+        from pnn.kernels import pointwise
+
+        return pointwise.dropout(x, probability(dropout))
+    return dropout(x)
+
+
+def gelu_drop(x: Tensor, dropout: nn.Dropout) -> Tensor:
+    if for_kernels(x):
+        from pnn.kernels import pointwise
+
+        return pointwise.gelu_dropout(x, probability(dropout))
+    return dropout(F.gelu(x))
+
+
+def drop_add_norm(x: Tensor, dropout: nn.Dropout | None, residual: Tensor | None, norm: nn.LayerNorm) -> Tensor:
+    """LayerNorm(residual + dropout(x)). A kernel leaves it in 16 bit: the sum and the statistics inside are in fp32, and
+    what follows is a product in 16 bit or, for a stream of states, as good (see docs/decisions.md)."""
+    if for_kernels(x):
+        from pnn.kernels import norm as kernel
+
+        if kernel.takes(x):
+            p = 0.0 if dropout is None else probability(dropout)
+            return kernel.dropout_add_norm(x, residual, norm.weight, norm.bias, norm.eps, p, computed_in(x))
+    dropped = x if dropout is None else dropout(x)
+    return norm(dropped if residual is None else residual + dropped)

@@ -1,0 +1,188 @@
+"""Every kernel equals its plain twin in values and gradients, dropout included (the twin draws the same mask).
+
+On a GPU the kernels run in 16 bit against double precision; without one Triton's interpreter runs them in fp32 (tests/conftest.py
+asks for it). Run both: the interpreter cannot see what the compiler does.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
+
+from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, random
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+DTYPES = [torch.bfloat16, torch.float16] if ON_GPU else [torch.float32]
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+
+every_type = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+with_dropout = pytest.mark.parametrize("p", [0.0, 0.3])
+
+
+def close(fast, plain, dtype):
+    scale = max(plain.norm().item(), 1e-12)
+    return (fast.double() - plain).norm().item() / scale < TOLERANCE[dtype]
+
+
+def seed_drawn(p):
+    """The seed that a kernel draws after the same manual_seed."""
+    torch.manual_seed(7)
+    return random.seed_for(torch.empty(0, device=DEVICE), p).item()
+
+
+def mask(rows, columns, p):
+    places = torch.arange(rows, device=DEVICE)[:, None], torch.arange(columns, device=DEVICE)[None]
+    return random.keep_mask(*places, seed_drawn(p), p).double() / (1 - p)
+
+
+def both(fast, plain, inputs, dtype):
+    """Values and gradients of a kernel in `dtype` and of its twin in double precision."""
+    torch.manual_seed(1)
+    leaves = [x.detach().double().requires_grad_() for x in inputs]
+    expected = plain(*leaves)
+    grad = torch.randn(expected.shape, device=DEVICE, dtype=dtype)
+    expected_grads = torch.autograd.grad(expected, leaves, grad.double())
+    torch.manual_seed(7)
+    out = fast(*inputs)
+    grads = torch.autograd.grad(out, inputs, grad.to(out.dtype))
+    assert close(out, expected, dtype)
+    for got, wanted, leaf in zip(grads, expected_grads, inputs, strict=True):
+        assert got.dtype == leaf.dtype
+        assert close(got, wanted, dtype)
+
+
+def leaf(*shape, dtype):
+    return torch.randn(*shape, device=DEVICE, dtype=dtype).requires_grad_()
+
+
+@every_type
+@with_dropout
+@pytest.mark.parametrize(("longest", "lengths"), [(32, [5, 32, 1, 17, 0, 16]), (128, [3, 128, 64, 65, 0, 100]), (9, [9, 2])])
+def test_attention(dtype, p, longest, lengths):
+    heads, width = (12, 64) if ON_GPU else (2, 16)
+    torch.manual_seed(0)
+    tokens = sum(lengths)
+    borders = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    qkv = leaf(tokens, 3, heads, width, dtype=dtype)
+    kept = mask(tokens * heads, longest, p).view(tokens, heads, longest)
+
+    def plain(x):
+        outs = []
+        for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+            q, k, v = x[start:stop].unbind(1)
+            weights = torch.softmax(torch.einsum("qhd,khd->qhk", q, k) * width**-0.5, -1)
+            outs.append(torch.einsum("qhk,khd->qhd", weights * kept[start:stop, :, : stop - start], v))
+        return torch.cat(outs)
+
+    both(lambda x: attention.short_attention(x, borders, longest, p), plain, [qkv], dtype)
+
+
+def test_attention_reads_queries_keys_and_values_out_of_a_wider_row():
+    """A projection may hold more than q, k and v side by side."""
+    dtype = DTYPES[0]
+    wide = torch.randn(20, 4, 2, 16, device=DEVICE, dtype=dtype)
+    borders = torch.tensor([0, 9, 20], dtype=torch.int32, device=DEVICE)
+    assert torch.equal(
+        attention.short_attention(wide[:, :3], borders, 16), attention.short_attention(wide[:, :3].contiguous(), borders, 16)
+    )
+
+
+def test_attention_says_what_it_takes():
+    def ask(dtype, width, longest):
+        return attention.takes(torch.empty(4, 3, 2, width, dtype=dtype), longest)
+
+    assert ask(torch.bfloat16, 64, 128)
+    assert not ask(torch.float32, 64, 128)
+    assert not ask(torch.bfloat16, 64, 129)
+    assert not ask(torch.bfloat16, 48, 128)
+
+
+@every_type
+@with_dropout
+@pytest.mark.parametrize("shape", [(1, 50, 24), (7, 130)])
+def test_dropout_and_gelu(dtype, p, shape):
+    kept = mask(shape[-2] if len(shape) > 1 else 1, shape[-1], p).view(shape)
+    x = leaf(*shape, dtype=dtype)
+    both(lambda x: pointwise.gelu_dropout(x, p), lambda x: F.gelu(x) * kept, [x], dtype)
+    both(lambda x: pointwise.dropout(x, p), lambda x: x * kept, [x], dtype)
+
+
+@every_type
+@with_dropout
+@pytest.mark.parametrize("has_residual", [True, False])
+@pytest.mark.parametrize(("rows", "width"), [(50, 24), (1, 64)] + ([(5000, 768)] if ON_GPU else []))
+def test_norm(dtype, p, has_residual, rows, width):
+    kept = mask(rows, width, p)
+    x, weight, bias = leaf(rows, width, dtype=dtype), leaf(width, dtype=torch.float32), leaf(width, dtype=torch.float32)
+    residual = [leaf(rows, width, dtype=torch.float32)] if has_residual else []  # the stream of states is fp32
+
+    def fast(x, weight, bias, *rest):
+        return norm.dropout_add_norm(x, *(rest or (None,)), weight, bias, 1e-5, p, dtype)
+
+    def plain(x, weight, bias, *rest):
+        return F.layer_norm(sum(rest, x * kept), (width,), weight, bias, 1e-5)
+
+    both(fast, plain, [x, weight, bias, *residual], dtype)
+
+
+@every_type
+@pytest.mark.parametrize("shape", [(1, 37, 24), (5, 768)])
+def test_gated_update(dtype, shape):
+    torch.manual_seed(0)
+    inputs = [leaf(*shape, dtype=dtype) for _ in range(4)]
+    temperature = torch.tensor([1.7], device=DEVICE, requires_grad=True)
+
+    def plain(h, q, k, delta, temperature):
+        return h + torch.sigmoid(q * k / temperature) * delta
+
+    both(gate.gated_update, plain, [*inputs, temperature], dtype)
+
+
+@every_type
+@pytest.mark.parametrize("chunk", [16, 64, 1000])
+@pytest.mark.parametrize("vocabulary", [301, 128])
+def test_linear_cross_entropy(dtype, chunk, vocabulary, monkeypatch):
+    torch.manual_seed(0)
+    rows, width = 70, 32
+    x, weight, bias = (leaf(*s, dtype=torch.float32) for s in ((rows, width), (vocabulary, width), (vocabulary,)))
+    labels = torch.randint(0, vocabulary, (rows,), device=DEVICE)
+    labels[::9] = -100
+    weights = torch.rand(rows, device=DEVICE)
+    total, losses = cross_entropy._LinearCrossEntropy.apply(x, weight, bias, labels, weights, dtype, chunk)
+    grads = torch.autograd.grad(3 * total, (x, weight, bias))
+    leaves = [t.detach().to(dtype).double().requires_grad_() for t in (x, weight)] + [bias.detach().double().requires_grad_()]
+    expected = F.cross_entropy(F.linear(*leaves), labels, reduction="none", ignore_index=-100)
+    wanted = torch.autograd.grad(3 * (expected * weights).sum(), leaves)
+    assert close(total, (expected * weights).sum(), dtype)
+    assert torch.allclose(losses.double(), expected, atol=20 * TOLERANCE[dtype])
+    for got, want in zip(grads, wanted, strict=True):
+        assert close(got, want, dtype)
+    assert torch.count_nonzero(grads[0][::9]) == 0
+
+
+def test_rows_without_labels_alone_give_zero_loss_and_zero_gradients():
+    x, weight, bias = (leaf(*s, dtype=torch.float32) for s in ((5, 16), (33, 16), (33,)))
+    labels = torch.full((5,), -100, device=DEVICE)
+    total, losses = cross_entropy.linear_cross_entropy(x, weight, bias, labels, torch.ones(5, device=DEVICE), DTYPES[0])
+    assert total.item() == 0
+    assert losses.tolist() == [0] * 5
+    assert all(torch.count_nonzero(g) == 0 for g in torch.autograd.grad(total, (x, weight, bias)))
+
+
+def test_the_mask_keeps_the_right_share_in_every_row_and_column_and_differs_between_seeds():
+    places = torch.arange(2000)[:, None], torch.arange(768)[None]
+    kept = random.keep_mask(*places, 12345, 0.1).double()
+    assert abs(kept.mean() - 0.9) < 1e-3
+    for dim, other in ((0, 2000), (1, 768)):
+        z = (kept.mean(dim) - 0.9) / (0.09 / other) ** 0.5  # standard normal if entries are independent
+        assert abs(z.mean()) < 0.2
+        assert abs(z.std() - 1) < 0.1
+    again = random.keep_mask(*places, 54321, 0.1).double()
+    assert abs(torch.corrcoef(torch.stack((kept.flatten(), again.flatten())))[0, 1]) < 5e-3
+    for shift in (1, 2, 64):  # neighbours in a row and in a column know nothing of each other
+        assert abs(torch.corrcoef(torch.stack((kept[:, :-shift].flatten(), kept[:, shift:].flatten())))[0, 1]) < 5e-3
+        assert abs(torch.corrcoef(torch.stack((kept[:-shift].flatten(), kept[shift:].flatten())))[0, 1]) < 5e-3
