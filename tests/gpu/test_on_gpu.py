@@ -98,3 +98,32 @@ def test_the_loss_kernel_equals_the_plain_form(dtype):
     assert torch.allclose(fast_steps.double(), torch.stack(steps).detach(), atol=3e-3)
     for fast_grad, plain_grad in zip(fast_grads, plain_grads, strict=True):
         assert (fast_grad.double() - plain_grad).norm() / plain_grad.norm() < 2e-2
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_recorded_update_is_the_issued_one(tiny_config, dropout):
+    """Recorded and replayed (`compile`) or issued kernel by kernel: the same curve, dropout included, over two micro-batches
+    an update and batches with different numbers of sequences."""
+    from pnn.config import load_config
+    from pnn.training.loop import Trainer, updates_ahead
+
+    curves = {}
+    for recorded in (True, False):
+        config = tiny_config(
+            f"recorded-{recorded}-{dropout}",
+            model={"hidden_size": 64, "dropout": dropout, "attention_dropout": dropout},
+            training={"compile": True, "precision": "bf16", "max_steps": 30, "batch_size": 40, "effective_batch_size": 80},
+        )
+        torch.compiler.reset()
+        trainer = Trainer(load_config(str(config)), config.parent / f"run-{recorded}-{dropout}", quiet=True)
+        assert trainer.recording_stream is not None
+        if not recorded:
+            trainer.recording_stream = None
+        losses = []
+        for update in updates_ahead(trainer.stream, trainer.plan, 0, 1, 30):
+            losses.append(trainer.apply(update, 1e-3)[0])
+            trainer.step += 1
+        curves[recorded] = torch.stack(losses)
+        assert (trainer.recorded is not None) == recorded
+    assert curves[True][-1] < curves[True][0] - 0.3
+    assert (curves[True] - curves[False]).abs().max() < 5e-3
