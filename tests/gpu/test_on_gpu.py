@@ -71,8 +71,7 @@ def test_compiled_training_loss_equals_the_plain_one():
             fast, plain = compiled(**call, output_logits=False).loss, model(**call).loss
         assert abs(fast.item() - plain.item()) < 2e-3
         grads = [
-            torch.autograd.grad(loss, m.encoder.refiners[0].ffn.up.weight)[0]
-            for loss, m in ((fast, compiled), (plain, model))
+            torch.autograd.grad(loss, m.encoder.refiners[0].ffn.up.weight)[0] for loss, m in ((fast, compiled), (plain, model))
         ]
         assert (grads[0] - grads[1]).norm() / grads[1].norm() < 2e-2
 

@@ -68,9 +68,11 @@ def test_attention(dtype, p, longest, lengths):
     tokens = sum(lengths)
     borders = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     qkv = leaf(tokens, 3, heads, width, dtype=dtype)
+    bias = leaf(3 * heads * width, dtype=torch.float32)
     kept = mask(tokens * heads, longest, p).view(tokens, heads, longest)
 
-    def plain(x):
+    def plain(x, bias):
+        x = x + bias.view(3, heads, width)
         outs = []
         for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             q, k, v = x[start:stop].unbind(1)
@@ -78,7 +80,7 @@ def test_attention(dtype, p, longest, lengths):
             outs.append(torch.einsum("qhk,khd->qhd", weights * kept[start:stop, :, : stop - start], v))
         return torch.cat(outs)
 
-    both(lambda x: attention.short_attention(x, borders, longest, p), plain, [qkv], dtype)
+    both(lambda x, bias: attention.short_attention(x, bias, borders, longest, p), plain, [qkv, bias], dtype)
 
 
 def test_attention_reads_queries_keys_and_values_out_of_a_wider_row():
@@ -86,19 +88,17 @@ def test_attention_reads_queries_keys_and_values_out_of_a_wider_row():
     dtype = DTYPES[0]
     wide = torch.randn(20, 4, 2, 16, device=DEVICE, dtype=dtype)
     borders = torch.tensor([0, 9, 20], dtype=torch.int32, device=DEVICE)
+    bias = torch.randn(3 * 2 * 16, device=DEVICE)
+    narrow = wide[:, :3].contiguous()
     assert torch.equal(
-        attention.short_attention(wide[:, :3], borders, 16), attention.short_attention(wide[:, :3].contiguous(), borders, 16)
+        attention.short_attention(wide[:, :3], bias, borders, 16), attention.short_attention(narrow, bias, borders, 16)
     )
 
 
 def test_attention_says_what_it_takes():
-    def ask(dtype, width, longest):
-        return attention.takes(torch.empty(4, 3, 2, width, dtype=dtype), longest)
-
-    assert ask(torch.bfloat16, 64, 128)
-    assert not ask(torch.float32, 64, 128)
-    assert not ask(torch.bfloat16, 64, 129)
-    assert not ask(torch.bfloat16, 48, 128)
+    assert attention.takes(64, 128)
+    assert not attention.takes(64, 129)
+    assert not attention.takes(48, 128)
 
 
 @every_type
@@ -107,26 +107,35 @@ def test_attention_says_what_it_takes():
 def test_dropout_and_gelu(dtype, p, shape):
     kept = mask(shape[-2] if len(shape) > 1 else 1, shape[-1], p).view(shape)
     x = leaf(*shape, dtype=dtype)
-    both(lambda x: pointwise.gelu_dropout(x, p), lambda x: F.gelu(x) * kept, [x], dtype)
+    bias = leaf(shape[-1], dtype=torch.float32)
+    both(lambda x, bias: pointwise.gelu_dropout(x, bias, p), lambda x, bias: F.gelu(x + bias) * kept, [x, bias], dtype)
     both(lambda x: pointwise.dropout(x, p), lambda x: x * kept, [x], dtype)
 
 
 @every_type
 @with_dropout
 @pytest.mark.parametrize("has_residual", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize(("rows", "width"), [(50, 24), (1, 64)] + ([(5000, 768)] if ON_GPU else []))
-def test_norm(dtype, p, has_residual, rows, width):
+def test_norm(dtype, p, has_residual, has_bias, rows, width):
     kept = mask(rows, width, p)
     x, weight, bias = leaf(rows, width, dtype=dtype), leaf(width, dtype=torch.float32), leaf(width, dtype=torch.float32)
-    residual = [leaf(rows, width, dtype=torch.float32)] if has_residual else []  # the stream of states is fp32
+    residual = [leaf(rows, width, dtype=dtype)] if has_residual else []
+    shift = [leaf(width, dtype=torch.float32)] if has_bias else []
+
+    def parts(rest):
+        rest = list(rest)
+        return (rest.pop(0) if has_bias else None), (rest.pop(0) if has_residual else None)
 
     def fast(x, weight, bias, *rest):
-        return norm.dropout_add_norm(x, *(rest or (None,)), weight, bias, 1e-5, p, dtype)
+        return norm.dropout_add_norm(x, *parts(rest), weight, bias, 1e-5, p, dtype)
 
     def plain(x, weight, bias, *rest):
-        return F.layer_norm(sum(rest, x * kept), (width,), weight, bias, 1e-5)
+        shift, residual = parts(rest)
+        summed = (x if shift is None else x + shift) * kept
+        return F.layer_norm(summed if residual is None else residual + summed, (width,), weight, bias, 1e-5)
 
-    both(fast, plain, [x, weight, bias, *residual], dtype)
+    both(fast, plain, [x, weight, bias, *shift, *residual], dtype)
 
 
 @every_type

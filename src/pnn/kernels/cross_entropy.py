@@ -96,7 +96,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 losses[first:],
                 padded,
                 vocabulary,
-                block=1024,
+                block=2048,
                 num_warps=8,
             )
             torch.mm(logits, matrix, out=grad_x[first : first + chunk])

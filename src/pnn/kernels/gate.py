@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 WIDEST = 4096
-ROWS = 16  # of a program
+ROWS = 4  # of a program
 
 
 def takes(h: Tensor) -> bool:
@@ -75,7 +75,7 @@ def _backward(  # type: ignore[no-untyped-def]
 
 def _shape(h: Tensor) -> tuple[int, dict[str, int]]:
     width = h.shape[-1]
-    return h.numel() // width, {"each": ROWS, "width": width, "block": triton.next_power_of_2(width), "num_warps": 2}
+    return h.numel() // width, {"each": ROWS, "width": width, "block": triton.next_power_of_2(width), "num_warps": 4}
 
 
 @torch.library.custom_op("pnn::gated_update", mutates_args=())

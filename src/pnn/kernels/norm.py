@@ -1,8 +1,8 @@
 """LayerNorm of a residual sum with dropout, one pass over memory each way:
 
-    y = LayerNorm(r + m ⊙ x / (1 − p))        (without r: LayerNorm(m ⊙ x / (1 − p)))
+    y = LayerNorm(r + m ⊙ (x + b) / (1 − p))        (r and b may be left out)
 
-Saved are the inputs and two numbers a row (mean and 1/σ); the sum and the dropout mask are made again in the backward pass.
+b is the bias of the product that made x: adding it here costs nothing, and its gradient is a sum that is at hand. Saved are the inputs and two numbers a row (mean and 1/σ); the sum and the dropout mask are made again in the backward pass.
 There each program walks over many rows, so that it can add up its share of the gradients of weight and bias in
 registers; a column sum over all shares finishes them.
 """
@@ -25,9 +25,23 @@ def takes(x: Tensor) -> bool:
 
 
 @triton.jit
-def _summed(x, residual, row, columns, real, column_hashes, seeds, threshold, scale, width, has_residual: tl.constexpr, drops: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row of r + dropout(x), and its mask times 1/(1 − p)."""
-    value = tl.load(x + row * width + columns, mask=real, other=0.0).to(tl.float32)
+def _summed(
+    x,
+    shift,
+    residual,
+    row,
+    columns,
+    real,
+    column_hashes,
+    seeds,
+    threshold,
+    scale,
+    width,
+    has_residual: tl.constexpr,
+    drops: tl.constexpr,
+):  # type: ignore[no-untyped-def]
+    """One row of r + dropout(x + b), and its mask times 1/(1 − p)."""
+    value = tl.load(x + row * width + columns, mask=real, other=0.0).to(tl.float32) + shift
     factor = scale
     if drops:
         kept = random.kept(random.row_hash(row, tl.load(seeds)), column_hashes, threshold)
@@ -41,6 +55,7 @@ def _summed(x, residual, row, columns, real, column_hashes, seeds, threshold, sc
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
     x,
+    x_bias,
     residual,
     weight,
     bias,
@@ -54,13 +69,17 @@ def _forward(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
     block: tl.constexpr,
     has_residual: tl.constexpr,
+    has_bias: tl.constexpr,
     drops: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     real = columns < width
     hashes = random.column_hash(columns)
-    z, _ = _summed(x, residual, row, columns, real, hashes, seeds, threshold, scale, width, has_residual, drops)
+    shift = 0.0
+    if has_bias:
+        shift = tl.load(x_bias + columns, mask=real, other=0.0).to(tl.float32)
+    z, _ = _summed(x, shift, residual, row, columns, real, hashes, seeds, threshold, scale, width, has_residual, drops)
     mean = tl.sum(z, 0) / width
     centred = tl.where(real, z - mean, 0.0)
     inverse = 1 / tl.sqrt(tl.sum(centred * centred, 0) / width + eps)
@@ -74,6 +93,7 @@ def _forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward(  # type: ignore[no-untyped-def]
     x,
+    x_bias,
     residual,
     weight,
     grad,
@@ -81,8 +101,7 @@ def _backward(  # type: ignore[no-untyped-def]
     inverse_deviations,
     grad_x,
     grad_residual,
-    weight_shares,
-    bias_shares,
+    shares,
     seeds,
     threshold,
     scale,
@@ -91,18 +110,23 @@ def _backward(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
     block: tl.constexpr,
     has_residual: tl.constexpr,
+    has_bias: tl.constexpr,
     drops: tl.constexpr,
 ):
     columns = tl.arange(0, block)
     hashes = random.column_hash(columns)
     w = tl.load(weight + columns, mask=columns < width, other=0.0).to(tl.float32)
+    shift = 0.0
+    if has_bias:
+        shift = tl.load(x_bias + columns, mask=columns < width, other=0.0).to(tl.float32)
     weight_share = tl.zeros([block], tl.float32)
     bias_share = tl.zeros([block], tl.float32)
+    x_bias_share = tl.zeros([block], tl.float32)
     for turn in range(each):
         row = tl.program_id(0).to(tl.int64) * each + turn
         real = (columns < width) & (row < rows)
         at = row * width + columns
-        z, factor = _summed(x, residual, row, columns, real, hashes, seeds, threshold, scale, width, has_residual, drops)
+        z, factor = _summed(x, shift, residual, row, columns, real, hashes, seeds, threshold, scale, width, has_residual, drops)
         dy = tl.load(grad + at, mask=real, other=0.0).to(tl.float32)
         inverse = tl.load(inverse_deviations + row, mask=row < rows, other=0.0)
         normal = tl.where(real, (z - tl.load(means + row, mask=row < rows, other=0.0)) * inverse, 0.0)
@@ -110,22 +134,41 @@ def _backward(  # type: ignore[no-untyped-def]
         bias_share += dy
         dn = dy * w
         dz = (dn - tl.sum(dn, 0) / width - normal * (tl.sum(dn * normal, 0) / width)) * inverse
-        tl.store(grad_x + at, (dz * factor).to(grad_x.dtype.element_ty), mask=real)
+        dx = dz * factor
+        tl.store(grad_x + at, dx.to(grad_x.dtype.element_ty), mask=real)
+        if has_bias:
+            x_bias_share += tl.where(real, dx, 0.0)
         if has_residual:
             tl.store(grad_residual + at, dz.to(grad_residual.dtype.element_ty), mask=real)
-    share = tl.program_id(0) * width + columns
-    tl.store(weight_shares + share, weight_share, mask=columns < width)
-    tl.store(bias_shares + share, bias_share, mask=columns < width)
+    share = shares + tl.program_id(0).to(tl.int64) * 3 * width + columns
+    tl.store(share, weight_share, mask=columns < width)
+    tl.store(share + width, bias_share, mask=columns < width)
+    tl.store(share + 2 * width, x_bias_share, mask=columns < width)
 
 
-def _shape(x: Tensor, probability: float) -> dict[str, int]:
+def _shape(x: Tensor, x_bias: Tensor | None, residual: Tensor | None, probability: float) -> dict[str, int]:
     width = x.shape[-1]
-    return {"width": width, "block": triton.next_power_of_2(width), "drops": probability > 0}
+    return {
+        "width": width,
+        "block": triton.next_power_of_2(width),
+        "has_residual": residual is not None,
+        "has_bias": x_bias is not None,
+        "drops": probability > 0,
+        "num_warps": 1,
+    }
 
 
 @torch.library.custom_op("pnn::dropout_add_norm", mutates_args=())
 def _norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, probability: float, seed: Tensor, dtype: torch.dtype
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    probability: float,
+    seed: Tensor,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     x = x.contiguous()
     rows = x.numel() // x.shape[-1]
@@ -133,6 +176,7 @@ def _norm(
     means, inverse_deviations = x.new_empty(rows, dtype=torch.float32), x.new_empty(rows, dtype=torch.float32)
     _forward[(rows,)](
         x,
+        x if x_bias is None else x_bias,
         x if residual is None else residual.contiguous(),
         weight,
         bias,
@@ -143,9 +187,7 @@ def _norm(
         random.threshold(probability),
         1 / (1 - probability),
         eps,
-        has_residual=residual is not None,
-        num_warps=1,
-        **_shape(x, probability),
+        **_shape(x, x_bias, residual, probability),
     )
     return out, means, inverse_deviations
 
@@ -154,21 +196,24 @@ def _norm(
 def _norm_backward(
     grad: Tensor,
     x: Tensor,
+    x_bias: Tensor | None,
     residual: Tensor | None,
     weight: Tensor,
     means: Tensor,
     inverse_deviations: Tensor,
     probability: float,
     seed: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, of the residual (empty without one), and of weight, bias and x's bias, one a row."""
     x, grad = x.contiguous(), grad.contiguous()
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
     grad_x = torch.empty_like(x)
     grad_residual = x.new_empty(0) if residual is None else torch.empty_like(residual, memory_format=torch.contiguous_format)
     programs = triton.cdiv(rows, ROWS)
-    shares = x.new_empty(2, programs, width, dtype=torch.float32)
+    shares = x.new_empty(programs, 3, width, dtype=torch.float32)
     _backward[(programs,)](
         x,
+        x if x_bias is None else x_bias,
         x if residual is None else residual.contiguous(),
         weight,
         grad,
@@ -176,24 +221,28 @@ def _norm_backward(
         inverse_deviations,
         grad_x,
         grad_residual,
-        shares[0],
-        shares[1],
+        shares,
         seed,
         random.threshold(probability),
         1 / (1 - probability),
         rows,
         each=ROWS,
-        has_residual=residual is not None,
-        num_warps=1,
-        **_shape(x, probability),
+        **_shape(x, x_bias, residual, probability),
     )
-    sums = shares.sum(1)
-    return grad_x, grad_residual, sums[0].clone(), sums[1].clone()
+    return grad_x, grad_residual, shares.sum(0)
 
 
 @_norm.register_fake
 def _(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, probability: float, seed: Tensor, dtype: torch.dtype
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    probability: float,
+    seed: Tensor,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = x.numel() // x.shape[-1]
     out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
@@ -204,41 +253,50 @@ def _(
 def _(
     grad: Tensor,
     x: Tensor,
+    x_bias: Tensor | None,
     residual: Tensor | None,
     weight: Tensor,
     means: Tensor,
     inverse_deviations: Tensor,
     probability: float,
     seed: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     grad_residual = x.new_empty(0) if residual is None else torch.empty_like(residual, memory_format=torch.contiguous_format)
-    width = x.shape[-1]
-    sums = x.new_empty(width, dtype=torch.float32), x.new_empty(width, dtype=torch.float32)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), grad_residual, *sums
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return grad_x, grad_residual, x.new_empty(3, x.shape[-1], dtype=torch.float32)
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    x, residual, weight, _, _, ctx.probability, seed, _ = inputs
+    x, x_bias, residual, weight, _, _, ctx.probability, seed, _ = inputs
     _, means, inverse_deviations = output
-    ctx.has_residual = residual is not None
-    ctx.save_for_backward(x, *([residual] if ctx.has_residual else []), weight, means, inverse_deviations, seed)
+    ctx.given = x_bias is not None, residual is not None
+    optional = [given for given in (x_bias, residual) if given is not None]
+    ctx.save_for_backward(x, weight, means, inverse_deviations, seed, *optional)
 
 
 def _differentiate(ctx, grad, _means, _inverse):  # type: ignore[no-untyped-def]
-    x, *middle, weight, means, inverse_deviations, seed = ctx.saved_tensors
-    residual = middle[0] if ctx.has_residual else None
-    grad_x, grad_residual, grad_weight, grad_bias = _norm_backward(
-        grad, x, residual, weight, means, inverse_deviations, ctx.probability, seed
+    x, weight, means, inverse_deviations, seed, *optional = ctx.saved_tensors
+    x_bias, residual = (optional.pop(0) if given else None for given in ctx.given)
+    grad_x, grad_residual, sums = _norm_backward(
+        grad, x, x_bias, residual, weight, means, inverse_deviations, ctx.probability, seed
     )
-    grads = grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
-    return grad_x, grad_residual if ctx.has_residual else None, *grads, None, None, None, None
+    sums = sums.to(weight.dtype)
+    grad_x_bias = None if x_bias is None else sums[2]
+    return grad_x, grad_x_bias, None if residual is None else grad_residual, sums[0], sums[1], None, None, None, None
 
 
 _norm.register_autograd(_differentiate, setup_context=_save)
 
 
 def dropout_add_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, probability: float, dtype: torch.dtype
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    probability: float,
+    dtype: torch.dtype,
 ) -> Tensor:
-    out: Tensor = _norm(x, residual, weight, bias, eps, probability, random.seed_for(x, probability), dtype)[0]
+    out: Tensor = _norm(x, x_bias, residual, weight, bias, eps, probability, random.seed_for(x, probability), dtype)[0]
     return out

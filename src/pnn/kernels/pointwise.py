@@ -1,6 +1,8 @@
 """Dropout, and GELU with dropout behind it, in one pass over memory each way. The mask is drawn again in the backward pass.
 
-    drop(x) = m ⊙ x / (1 − p)        gelu_drop(x) = m ⊙ (x Φ(x)) / (1 − p)
+    drop(x) = m ⊙ x / (1 − p)        gelu_drop(x, b) = m ⊙ (z Φ(z)) / (1 − p),  z = x + b
+
+b is the bias of the product that made x: adding it here costs nothing, and its gradient is a sum that is at hand.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from pnn.kernels import random
 
-ROWS = 8  # of a program: they share the hashes of their columns
+ROWS = 32  # of a program: they share the hashes of their columns, and a sum of the bias's gradient
 
 
 @triton.jit
@@ -28,8 +30,10 @@ def _normal_distribution(x, bell):  # type: ignore[no-untyped-def]
 @triton.jit
 def _kernel(  # type: ignore[no-untyped-def]
     x,
+    bias,
     grad,
     out,
+    shares,
     seeds,
     threshold,
     scale,
@@ -39,37 +43,51 @@ def _kernel(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     mode: tl.constexpr,
 ):
-    """mode 0: dropout; 1: GELU and dropout; 2: the gradient of 1 at x."""
+    """mode 0: dropout; 1: GELU and dropout; 2: the gradient of 1 at x, and each program's share of the bias's."""
     columns = tl.program_id(1) * block + tl.arange(0, block)
+    inside = columns < width
     hashes = random.column_hash(columns)
     seed = tl.load(seeds)
+    if mode > 0:
+        shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+        share = tl.zeros([block], tl.float32)
     for turn in range(each):
         row = tl.program_id(0).to(tl.int64) * each + turn
         at = row * width + columns
-        real = (columns < width) & (row < rows)
+        real = inside & (row < rows)
         value = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
         if mode > 0:
-            bell = tl.exp2(value * value * -0.7213475204444817)  # exp(−x²/2)
-            below = _normal_distribution(value, bell)
+            z = value + shift
+            bell = tl.exp2(z * z * -0.7213475204444817)  # exp(−z²/2)
+            below = _normal_distribution(z, bell)
             if mode == 1:
-                value = value * below
+                value = z * below
             else:
-                density = bell * 0.3989422804014327  # φ(x)
-                value = (below + value * density) * tl.load(grad + at, mask=real, other=0.0).to(tl.float32)
+                density = bell * 0.3989422804014327  # φ(z)
+                value = (below + z * density) * tl.load(grad + at, mask=real, other=0.0).to(tl.float32)
         kept = random.kept(random.row_hash(row, seed), hashes, threshold)
-        tl.store(out + at, tl.where(kept, value * scale, 0.0).to(out.dtype.element_ty), mask=real)
+        value = tl.where(kept, value * scale, 0.0)
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=real)
+        if mode == 2:
+            share += value  # zero beyond the last row, where the incoming gradient is
+    if mode == 2:
+        tl.store(shares + tl.program_id(0).to(tl.int64) * width + columns, share, mask=inside)
 
 
-def _launch(x: Tensor, grad: Tensor, probability: float, seed: Tensor, mode: int) -> Tensor:
+def _launch(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Tensor, mode: int) -> tuple[Tensor, Tensor]:
     x, grad = x.contiguous(), grad.contiguous()
     out = torch.empty_like(x)
     width = x.shape[-1]
     rows = x.numel() // width
     block = min(1024, triton.next_power_of_2(width))
-    _kernel[(triton.cdiv(rows, ROWS), triton.cdiv(width, block))](
+    programs = triton.cdiv(rows, ROWS)
+    shares = x.new_empty(programs if mode == 2 else 0, width, dtype=torch.float32)
+    _kernel[(programs, triton.cdiv(width, block))](
         x,
+        bias,
         grad,
         out,
+        shares,
         seed,
         random.threshold(probability),
         1 / (1 - probability),
@@ -80,22 +98,23 @@ def _launch(x: Tensor, grad: Tensor, probability: float, seed: Tensor, mode: int
         mode=mode,
         num_warps=4,
     )
-    return out
+    return out, shares
 
 
 @torch.library.custom_op("pnn::dropout", mutates_args=())
 def _dropout(x: Tensor, probability: float, seed: Tensor) -> Tensor:
-    return _launch(x, x, probability, seed, 0)
+    return _launch(x, x, x, probability, seed, 0)[0]
 
 
 @torch.library.custom_op("pnn::gelu_dropout", mutates_args=())
-def _gelu_dropout(x: Tensor, probability: float, seed: Tensor) -> Tensor:
-    return _launch(x, x, probability, seed, 1)
+def _gelu_dropout(x: Tensor, bias: Tensor, probability: float, seed: Tensor) -> Tensor:
+    return _launch(x, bias, x, probability, seed, 1)[0]
 
 
 @torch.library.custom_op("pnn::gelu_dropout_backward", mutates_args=())
-def _gelu_dropout_backward(x: Tensor, grad: Tensor, probability: float, seed: Tensor) -> Tensor:
-    return _launch(x, grad, probability, seed, 2)
+def _gelu_dropout_backward(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Tensor) -> tuple[Tensor, Tensor]:
+    grad_x, shares = _launch(x, bias, grad, probability, seed, 2)
+    return grad_x, shares.sum(0)
 
 
 @_dropout.register_fake
@@ -104,13 +123,13 @@ def _(x: Tensor, probability: float, seed: Tensor) -> Tensor:
 
 
 @_gelu_dropout.register_fake
-def _(x: Tensor, probability: float, seed: Tensor) -> Tensor:
+def _(x: Tensor, bias: Tensor, probability: float, seed: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @_gelu_dropout_backward.register_fake
-def _(x: Tensor, grad: Tensor, probability: float, seed: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[-1], dtype=torch.float32)
 
 
 def _save_dropout(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -119,8 +138,8 @@ def _save_dropout(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _save_gelu(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    x, ctx.probability, seed = inputs
-    ctx.save_for_backward(x, seed)
+    x, bias, ctx.probability, seed = inputs
+    ctx.save_for_backward(x, bias, seed)
 
 
 def _differentiate_dropout(ctx, grad):  # type: ignore[no-untyped-def]
@@ -129,8 +148,9 @@ def _differentiate_dropout(ctx, grad):  # type: ignore[no-untyped-def]
 
 
 def _differentiate_gelu(ctx, grad):  # type: ignore[no-untyped-def]
-    x, seed = ctx.saved_tensors
-    return _gelu_dropout_backward(x, grad, ctx.probability, seed), None, None
+    x, bias, seed = ctx.saved_tensors
+    grad_x, grad_bias = _gelu_dropout_backward(x, bias, grad, ctx.probability, seed)
+    return grad_x, grad_bias.to(bias.dtype), None, None
 
 
 _dropout.register_autograd(_differentiate_dropout, setup_context=_save_dropout)
@@ -141,5 +161,6 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     return x if probability == 0 else _dropout(x, probability, random.seed_for(x, probability))
 
 
-def gelu_dropout(x: Tensor, probability: float) -> Tensor:
-    return _gelu_dropout(x, probability, random.seed_for(x, probability))
+def gelu_dropout(x: Tensor, bias: Tensor, probability: float) -> Tensor:
+    """x: (…, d), bias: (d,)."""
+    return _gelu_dropout(x, bias, probability, random.seed_for(x, probability))

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pnn.nn.pointwise import for_kernels
+from pnn.nn.pointwise import for_kernels, product, untouched
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,6 @@ def flash_packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> T
     return out
 
 
-def attend_packed(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
-    """(tokens, 3, heads, d_head) → (tokens, heads, d_head), by the fastest form that computes it."""
-    if for_kernels(qkv):
-        from pnn.kernels import attention as kernel
-
-        if kernel.takes(qkv, layout.max_seqlen):
-            return kernel.short_attention(qkv, layout.cu_seqlens, layout.max_seqlen, dropout)
-        if dropout == 0 and qkv.shape[-1] <= 256 and qkv.shape[-1] % 8 == 0:
-            return flash_packed_attention(*qkv.unbind(1), layout)
-    return packed_attention(*qkv.unbind(1), layout, dropout)
-
-
 class SelfAttention(nn.Module):
     """Multi-head self-attention with biases (as `nn.MultiheadAttention`), its three input projections in one matrix."""
 
@@ -99,12 +87,31 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, h: Tensor, layout: Layout) -> Tensor:
+        return self.out(self.context(h, layout))
+
+    def unbiased(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
+        """Attn(h) without the bias of W_o, and that bias, where the next kernel adds it; elsewhere (Attn(h), None)."""
+        return product(self.out, self.context(h, layout)) if untouched(self) else (self(h, layout), None)
+
+    def context(self, h: Tensor, layout: Layout) -> Tensor:
+        """concat_i softmax(q_i k_iᵀ / √d_head) v_i, by the fastest form that computes it."""
         *batch, hidden = h.shape
-        qkv = self.qkv(h)
-        parts = (3, self.num_heads, hidden // self.num_heads)
+        width = hidden // self.num_heads
         dropout = self.attention_dropout if self.training else 0.0
+        if layout.cu_seqlens is not None and for_kernels(h):
+            from pnn.kernels import attention as kernel
+
+            if kernel.takes(width, layout.max_seqlen):
+                x, bias = product(self.qkv, h)
+                bias = x.new_zeros(3 * hidden) if bias is None else bias
+                packed = x.view(-1, 3, self.num_heads, width)
+                out = kernel.short_attention(packed, bias, layout.cu_seqlens, layout.max_seqlen, dropout)
+                return out.view(*batch, hidden)
+        qkv = self.qkv(h).view(*batch, 3, self.num_heads, width)
         if layout.cu_seqlens is None:
-            context = padded_attention(*qkv.view(*batch, *parts).unbind(-3), layout.keep, dropout)
+            out = padded_attention(*qkv.unbind(-3), layout.keep, dropout)
+        elif for_kernels(h) and dropout == 0 and width <= 256 and width % 8 == 0:
+            out = flash_packed_attention(*qkv.squeeze(0).unbind(1), layout)
         else:
-            context = attend_packed(qkv.view(-1, *parts), layout, dropout)
-        return self.out(context.reshape(*batch, hidden))
+            out = packed_attention(*qkv.squeeze(0).unbind(1), layout, dropout)
+        return out.reshape(*batch, hidden)

@@ -17,4 +17,4 @@ class TokenPositionEmbeddings(nn.Module):
 
     def forward(self, token_embeddings: Tensor, position_ids: Tensor) -> Tensor:
         """Takes looked-up token embeddings, so that a caller may pass its own (`inputs_embeds`)."""
-        return drop(drop_add_norm(token_embeddings, None, self.position(position_ids), self.norm), self.dropout)
+        return drop(drop_add_norm(token_embeddings, None, None, self.position(position_ids), self.norm), self.dropout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pnn.nn.pointwise import gelu_drop
+from pnn.nn.pointwise import gelu_drop, product, untouched
 
 
 class FeedForward(nn.Module):
@@ -15,4 +15,11 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.down(gelu_drop(self.up(h), self.dropout))
+        return self.down(self.inner(h))
+
+    def inner(self, h: Tensor) -> Tensor:
+        return gelu_drop(*product(self.up, h), self.dropout)
+
+    def unbiased(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """FFN(h) without b_2, and b_2, where the next kernel adds it; elsewhere (FFN(h), None)."""
+        return product(self.down, self.inner(h)) if untouched(self) else (self(h), None)

@@ -82,10 +82,9 @@ class DeltaRefiner(nn.Module):
         return Refinement(gate * raw, raw, gate)
 
     def attend(self, h: Tensor, layout: Layout) -> Tensor:
-        return drop_add_norm(self.attention(h, layout), self.dropout, h, self.attention_norm)
+        return drop_add_norm(*self.attention.unbiased(h, layout), self.dropout, h, self.attention_norm)
 
     def raw_delta(self, attended: Tensor) -> Tensor:
-        raw = self.ffn(attended)
         if self.delta_norm is None:
-            return drop(raw, self.dropout)
-        return drop_add_norm(raw, self.dropout, None, self.delta_norm)
+            return drop(self.ffn(attended), self.dropout)
+        return drop_add_norm(*self.ffn.unbiased(attended), self.dropout, None, self.delta_norm)

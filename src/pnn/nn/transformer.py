@@ -28,5 +28,5 @@ class TransformerLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor, layout: Layout) -> Tensor:
-        h = drop_add_norm(self.attention(h, layout), self.dropout, h, self.attention_norm)
-        return drop_add_norm(self.ffn(h), self.dropout, h, self.ffn_norm)
+        h = drop_add_norm(*self.attention.unbiased(h, layout), self.dropout, h, self.attention_norm)
+        return drop_add_norm(*self.ffn.unbiased(h), self.dropout, h, self.ffn_norm)

@@ -1,0 +1,119 @@
+"""Whole models with kernels in place of plain steps: the same loss and gradients, and hooks and adapters are never bypassed.
+
+The choice (`for_kernels`) is forced; without a GPU Triton's interpreter computes, in fp32.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
+
+import pnn
+import pnn.nn.attention
+import pnn.nn.gating
+import pnn.nn.pointwise
+import pnn.objectives
+
+SIZE = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "dropout": 0.0,
+    "max_position_embeddings": 16,
+}
+MODELS = {
+    "equations": lambda: pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZE, zero_init=False, num_steps=2, initializer_range=0.2)),
+    "published": lambda: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(**SIZE, delta_norm=True, gate_bias=True, zero_init=False, num_steps=2, initializer_range=0.2)
+    ),
+    "rewrite": lambda: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(**SIZE, update="delta", zero_init=False, num_steps=2, initializer_range=0.2)
+    ),
+    "bert": lambda: pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**SIZE, num_hidden_layers=2, initializer_range=0.2)),
+}
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu compares whole models on a GPU")
+
+
+@pytest.fixture
+def kernels_forced(monkeypatch):
+    for module in (pnn.nn.pointwise, pnn.nn.attention, pnn.nn.gating, pnn.objectives):
+        monkeypatch.setattr(module, "for_kernels", lambda x: True)
+
+
+def packed_call():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 50, (1, 20), generator=generator)
+    borders = torch.tensor([0, 4, 16, 17, 20, 20], dtype=torch.int32)  # the last sequence is empty
+    positions = torch.cat([torch.arange(int(n)) for n in borders.diff()])[None]
+    at = torch.arange(0, 20, 3)
+    labels = ids[0, at].clone()
+    labels[3] = -100
+    return {
+        "input_ids": ids,
+        "position_ids": positions,
+        "cu_seqlens": borders,
+        "logit_positions": at,
+        "labels": labels,
+        "output_logits": False,
+    }
+
+
+def loss_and_gradients(model):
+    model.zero_grad()
+    out = model(**packed_call())
+    out.loss.backward()
+    return out.loss.item(), out.step_losses, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_with_kernels_is_the_plain_model(name, request):
+    torch.manual_seed(0)
+    model = MODELS[name]().train()
+    for p in model.parameters():  # biases and norms away from their first values, so that each matters
+        p.data += 0.1 * torch.randn_like(p)
+    loss, steps, gradients = loss_and_gradients(model)
+    plain = {k: v.clone() for k, v in gradients.items()}
+    request.getfixturevalue("kernels_forced")
+    fast_loss, fast_steps, fast = loss_and_gradients(model)
+    assert fast_loss == pytest.approx(loss, abs=1e-5)
+    assert torch.allclose(fast_steps, steps, atol=1e-5)
+    for key, wanted in plain.items():
+        assert torch.allclose(fast[key], wanted, atol=2e-5), key
+
+
+@pytest.mark.slow
+def test_hooks_and_replaced_layers_are_not_bypassed(kernels_forced):
+    torch.manual_seed(0)
+    model = MODELS["equations"]().eval()
+
+    @torch.no_grad()
+    def loss(model):
+        return model(**packed_call()).loss.item()
+
+    refiner = model.encoder.refiners[0]
+    for part in ("attention", "attention.out", "attention.qkv", "attention_norm", "ffn", "ffn.up", "ffn.down", "gate.query"):
+        calls = []
+        handle = refiner.get_submodule(part).register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        before = loss(model)
+        assert len(calls) == 2, part  # once a step
+        handle.remove()
+        assert loss(model) == pytest.approx(before, abs=1e-5)
+
+    class Adapted(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    adapted = copy.deepcopy(model)
+    layer = adapted.encoder.refiners[0].ffn.down
+    adapted.encoder.refiners[0].ffn.down = Adapted(layer.in_features, layer.out_features)
+    adapted.encoder.refiners[0].ffn.down.load_state_dict(layer.state_dict())
+    doubled = copy.deepcopy(model)
+    doubled.encoder.refiners[0].ffn.down.weight.data *= 2
+    doubled.encoder.refiners[0].ffn.down.bias.data *= 2
+    assert loss(adapted) == pytest.approx(loss(doubled), abs=1e-5)
+    assert loss(adapted) != pytest.approx(before, abs=1e-3)
