@@ -17,6 +17,7 @@ from pnn.files import sha256, write_text
 FREE_ON_RESUME = {
     "name",
     "data.prepared",
+    "training.batch_size",  # how many sequences fit into memory; an update stays an update
     "training.log_every",
     "training.save_every",
     "training.keep_checkpoints",

@@ -115,14 +115,15 @@ def test_a_recorded_update_is_the_issued_one(tiny_config, dropout):
         )
         torch.compiler.reset()
         trainer = Trainer(load_config(str(config)), config.parent / f"run-{recorded}-{dropout}", quiet=True)
-        assert trainer.recording_stream is not None
+        assert trainer.recorder is not None
+        recorder = trainer.recorder
         if not recorded:
-            trainer.recording_stream = None
+            trainer.recorder = None
         losses = []
         for update in updates_ahead(trainer.stream, trainer.plan, 0, 1, 30):
             losses.append(trainer.apply(update, 1e-3)[0])
             trainer.step += 1
         curves[recorded] = torch.stack(losses)
-        assert (trainer.recorded is not None) == recorded
+        assert (recorder.graph is not None) == recorded
     assert curves[True][-1] < curves[True][0] - 0.3
     assert (curves[True] - curves[False]).abs().max() < 5e-3

@@ -68,11 +68,9 @@ def test_attention(dtype, p, longest, lengths):
     tokens = sum(lengths)
     borders = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     qkv = leaf(tokens, 3, heads, width, dtype=dtype)
-    bias = leaf(3 * heads * width, dtype=torch.float32)
     kept = mask(tokens * heads, longest, p).view(tokens, heads, longest)
 
-    def plain(x, bias):
-        x = x + bias.view(3, heads, width)
+    def plain(x):
         outs = []
         for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             q, k, v = x[start:stop].unbind(1)
@@ -80,7 +78,7 @@ def test_attention(dtype, p, longest, lengths):
             outs.append(torch.einsum("qhk,khd->qhd", weights * kept[start:stop, :, : stop - start], v))
         return torch.cat(outs)
 
-    both(lambda x, bias: attention.short_attention(x, bias, borders, longest, p), plain, [qkv, bias], dtype)
+    both(lambda x: attention.short_attention(x, borders, longest, p), plain, [qkv], dtype)
 
 
 def test_attention_reads_queries_keys_and_values_out_of_a_wider_row():
@@ -88,10 +86,9 @@ def test_attention_reads_queries_keys_and_values_out_of_a_wider_row():
     dtype = DTYPES[0]
     wide = torch.randn(20, 4, 2, 16, device=DEVICE, dtype=dtype)
     borders = torch.tensor([0, 9, 20], dtype=torch.int32, device=DEVICE)
-    bias = torch.randn(3 * 2 * 16, device=DEVICE)
     narrow = wide[:, :3].contiguous()
     assert torch.equal(
-        attention.short_attention(wide[:, :3], bias, borders, 16), attention.short_attention(narrow, bias, borders, 16)
+        attention.short_attention(wide[:, :3], borders, 16), attention.short_attention(narrow, borders, 16)
     )
 
 

@@ -35,6 +35,7 @@ from pnn.bench.transformers_bert import build_bert
 from pnn.config import RunConfig
 from pnn.data.batches import PackedBatch, TrainingStream
 from pnn.data.masking import Masked
+from pnn.training.device import compiles
 from pnn.training.loop import Trainer
 
 BATCHES = 8  # of `evaluation.batch_tokens` tokens each, used in turn
@@ -144,7 +145,7 @@ def inference_row(run: RunConfig, budget: Budget, num_steps: int | None = None) 
     clean_slate(device)
     with host_trainer_of(run) as host:
         text, batches, model = text_of(host), held_out(host), host.model.to(device).eval()
-    compiled = device.type == "cuda" if run.training.compile is None else run.training.compile
+    compiled = compiles(run.training, device.type == "cuda")
     if compiled:
         model.base_model.compile_blocks()
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from pnn.bench import inference, processes, scaling, training
 from pnn.bench.naive import check_published_design
-from pnn.bench.timing import Budget, clean_slate, hardware_slug, is_out_of_memory, machine, matrix_rate
+from pnn.bench.timing import Budget, clean_slate, hardware_slug, machine, matrix_rate
 from pnn.config import RunConfig
 from pnn.errors import UserError, did_you_mean
 from pnn.files import write_json
+from pnn.memory import is_out_of_memory
 from pnn.models.sections import model_config
 from pnn.progress import say
 
@@ -119,7 +120,7 @@ def attempt(identity: Row, time_row: Callable[[], Row]) -> Row:
     """The row, or what kept it from being timed where that is memory."""
     try:
         return time_row()
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
         key = "evaluation.batch_tokens" if identity["what"] == "inference" else "training.batch_size"

@@ -26,7 +26,8 @@ from pnn.config import RunConfig
 from pnn.models.bert import BertBaselineConfig
 from pnn.models.pnn import PNNConfig
 from pnn.objectives import count_targets
-from pnn.training.loop import Trainer, Update, precision_of, updates_ahead
+from pnn.training.device import precision_of
+from pnn.training.loop import Trainer, Update, updates_ahead
 from pnn.training.optim import learning_rate
 
 ENDLESS = 1_000_000_000  # updates; the clock stops them

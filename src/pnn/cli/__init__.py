@@ -27,6 +27,7 @@ def main() -> None:
     from transformers.utils import logging
 
     from pnn.cli import bench, data, evaluate, fill, quickstart, report, train  # noqa: F401  (each registers its commands)
+    from pnn.memory import is_out_of_memory
     from pnn.training.loop import Stopped
 
     logging.disable_progress_bar()  # we have our own bars; one for each file of a checkpoint is noise
@@ -38,6 +39,13 @@ def main() -> None:
     except OSError as error:
         # what the operating system refuses (a full disk, no permission) is for the user to mend, not a bug
         print(f"pnn: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        # wherever no better advice is at hand: a model that does not fit by itself, say
+        if not is_out_of_memory(error):
+            raise
+        reason = (str(error).splitlines() or ["no more is known"])[0]
+        print(f"pnn: out of memory ({reason}): a smaller model or less text needs less", file=sys.stderr)
         sys.exit(2)
     except Stopped as stopped:
         print(f"pnn: {stopped}", file=sys.stderr)

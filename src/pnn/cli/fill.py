@@ -19,6 +19,7 @@ def fill(
     num_steps: Annotated[int | None, typer.Option(help="Refinement steps, if not as trained.")] = None,
     top: Annotated[int, typer.Option(help="Predictions for each [MASK].")] = 5,
     by_step: Annotated[bool, typer.Option("--by-step", help="Also the best prediction after each step.")] = False,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch; fewer need less memory.", min=1)] = 16384,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines; the default where output is no terminal.")] = False,
 ) -> None:
     """What a model predicts for every [MASK], and how it rewrote its prediction step by step.
@@ -30,7 +31,8 @@ def fill(
     from pnn.cli.tables import print_filled
     from pnn.data.corpora import text_lines
     from pnn.evaluation.fill import fill as fill_texts
-    from pnn.evaluation.reading import load_run
+    from pnn.evaluation.reading import load_run, smaller_batches
+    from pnn.memory import out_of_memory_says
     from pnn.progress import track
 
     if texts and file is not None:
@@ -54,12 +56,14 @@ def fill(
         top=top,
         num_steps=num_steps,
         by_step=by_step,
+        batch_tokens=batch_tokens,
         precision=loaded.precision,
         origin=origin,
     )
-    if as_json or not sys.stdout.isatty():
-        for filled in results if texts else track(results, "filling"):
-            print(json.dumps(filled))
-    else:
-        for filled in results:
-            print_filled(filled, "step" if loaded.model.config.model_type == "pnn" else "layer")
+    with out_of_memory_says(lambda: smaller_batches("fill", run, batch_tokens)):
+        if as_json or not sys.stdout.isatty():
+            for filled in results if texts else track(results, "filling"):
+                print(json.dumps(filled))
+        else:
+            for filled in results:
+                print_filled(filled, "step" if loaded.model.config.model_type == "pnn" else "layer")

@@ -55,6 +55,11 @@ def load_run(run: str | Path, *, num_steps: int | None = None, device: str | Non
     return LoadedRun(checkpoint, model.to(device), tokenizer, torch.bfloat16 if use_bf16 else torch.float32)
 
 
+def smaller_batches(command: str, run: str | Path, tokens: int) -> str:
+    """What to change when a batch does not fit into memory."""
+    return f"with batches of {tokens:,} tokens: pnn {command} {run} --batch-tokens {max(1, tokens // 2)} needs half"
+
+
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """From the host, without waiting for the copy."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x

@@ -16,8 +16,9 @@ from pnn.data.shards import Progress, prepare, prepare_source
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.reading import load_run
+from pnn.evaluation.reading import load_run, smaller_batches
 from pnn.files import write_json
+from pnn.memory import out_of_memory_says
 
 
 def evaluate_run(
@@ -26,6 +27,7 @@ def evaluate_run(
     progress: Progress,
     sets: dict[str, EvaluationSet] | None = None,
     num_steps: int | None = None,
+    batch_tokens: int | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate RUN's best checkpoint. A run folder is evaluated on its validation text and its config's sets and gets an
@@ -36,18 +38,20 @@ def evaluate_run(
     config = runs.read_config(folder) if folder is not None else None
     data = config.data if config is not None else DataConfig(max_length=model.config.max_position_embeddings)
     settings = config.evaluation if config is not None else EvaluationConfig()
+    batch = batch_tokens or settings.batch_tokens
 
     def measure(tokens: Any, sequences: Any) -> dict[str, Any]:
-        return evaluate_masked(
-            model,
-            tokens,
-            sequences,
-            mask_probability=data.mask_probability,
-            mask_seed=settings.mask_seed,
-            batch_tokens=settings.batch_tokens,
-            precision=loaded.precision,
-            num_steps=num_steps,
-        )
+        with out_of_memory_says(lambda: smaller_batches("evaluate", run, batch)):
+            return evaluate_masked(
+                model,
+                tokens,
+                sequences,
+                mask_probability=data.mask_probability,
+                mask_seed=settings.mask_seed,
+                batch_tokens=batch,
+                precision=loaded.precision,
+                num_steps=num_steps,
+            )
 
     result: dict[str, Any] = {
         "checkpoint": Path(checkpoint).name,

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK_BYTES = 512 << 20  # of logits: large enough for the products, small beside the activations of a batch
+CHUNK_BYTES = 896 << 20  # of logits: large enough for the products, small beside the activations of a batch
 ROW_MULTIPLE = 128
 LOG2_E = tl.constexpr(math.log2(math.e))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pnn.kernels import random
 
-ROWS = 32  # of a program: they share the hashes of their columns, and a sum of the bias's gradient
+ROWS = (8, 8, 16)  # of a program, by mode: they share the hashes of their columns, and a sum of the bias's gradient
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def _launch(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Ten
     width = x.shape[-1]
     rows = x.numel() // width
     block = min(1024, triton.next_power_of_2(width))
-    programs = triton.cdiv(rows, ROWS)
+    programs = triton.cdiv(rows, ROWS[mode])
     shares = x.new_empty(programs if mode == 2 else 0, width, dtype=torch.float32)
     _kernel[(programs, triton.cdiv(width, block))](
         x,
@@ -92,7 +92,7 @@ def _launch(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Ten
         random.threshold(probability),
         1 / (1 - probability),
         rows,
-        each=ROWS,
+        each=ROWS[mode],
         width=width,
         block=block,
         mode=mode,

@@ -3,7 +3,9 @@
 A backward pass draws the mask again instead of reading it from memory, and the plain twin can draw it too. A general random
 generator (Philox, ten rounds a number) would take longer than everything else an element-wise kernel does.
 
-    x = mix(row, seed) ^ mix(column),   x ← (x C₁ ^ (x C₁ >> 15)) C₂,   kept where x ≥ p 2³²
+    kept where  (mix(row, seed) ^ mix(column)) · C mod 2³²  ≥  p 2³²
+
+Rows and columns are mixed well, once each; a number itself costs an exclusive or, a product and a comparison.
 """
 
 from __future__ import annotations
@@ -37,9 +39,7 @@ def column_hash(columns):  # type: ignore[no-untyped-def]
 @triton.jit
 def kept(rows, columns, threshold):  # type: ignore[no-untyped-def]
     """`rows` and `columns`: hashes that broadcast to the wanted shape."""
-    x = (rows ^ columns) * 0x9E3779B1
-    x = (x ^ (x >> 15)) * 0x85EBCA6B
-    return x >= threshold.to(tl.uint32)
+    return (rows ^ columns) * 0x9E3779B1 >= threshold.to(tl.uint32)
 
 
 def threshold(probability: float) -> int:
@@ -62,5 +62,5 @@ def keep_mask(rows: Tensor, columns: Tensor, seed: int, probability: float) -> T
         x = ((x ^ (x >> 13)) * 0xC2B2AE35) & LOW32
         return x ^ (x >> 16)
 
-    x = ((mixed(mixed(rows) ^ seed) ^ mixed(columns + 0x9E3779B9)) * 0x9E3779B1) & LOW32
-    return (((x ^ (x >> 15)) * 0x85EBCA6B) & LOW32) >= threshold(probability)
+    x = mixed(mixed(rows) ^ seed) ^ mixed(columns + 0x9E3779B9)
+    return ((x * 0x9E3779B1) & LOW32) >= threshold(probability)

@@ -16,10 +16,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from pnn.nn.attention import Layout
+from pnn.nn.attention import Layout, Rows
 from pnn.nn.embeddings import TokenPositionEmbeddings
 from pnn.nn.gating import QueryKeyGate
 from pnn.nn.head import VocabularyHead
+from pnn.nn.pointwise import for_kernels
 from pnn.objectives import IGNORE, step_weighted_loss
 
 KEYS_TO_IGNORE = ["step_losses", "states", "deltas", "gates"]  # what HF Trainer's predictions leave out: logits remain
@@ -72,7 +73,8 @@ def arrange(
     if cu_seqlens is not None:
         if rows != 1:
             raise ValueError(f"packed input is one row of tokens, got {rows} rows")
-        layout = Layout(cu_seqlens=cu_seqlens, max_seqlen=max_positions)
+        as_rows = None if for_kernels(tokens) else Rows.of(cu_seqlens, length)  # kernels go by the borders
+        layout = Layout(cu_seqlens=cu_seqlens, max_seqlen=max_positions, rows=as_rows)
         if position_ids is None:
             position_ids = (torch.arange(length, device=tokens.device) - layout.sequence_starts(length))[None]
         return position_ids, layout

@@ -23,12 +23,33 @@ from pnn.nn.pointwise import for_kernels, product, untouched
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Packed sequences laid out as padded rows, for attention alone: where everything goes, worked out once for a batch."""
+
+    token: Tensor  # (sequences, longest) which packed token lies in each place; padding repeats its sequence's last one
+    place: Tensor  # (tokens,) in which place, counted through all rows, each packed token lies
+    keep: Tensor  # (sequences, longest) bool, True at real tokens
+
+    @staticmethod
+    def of(cu_seqlens: Tensor, tokens: int) -> Rows:
+        starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
+        filled = lengths.clamp(min=1)[:, None]  # an empty sequence sees one token, whose weight goes nowhere: no NaN
+        column = torch.arange(int(lengths.max()), device=cu_seqlens.device)
+        token = (starts[:, None] + column.minimum(filled - 1)).clamp(max=tokens - 1)
+        # each token's place is its own number, moved on by the padding in the rows before its own
+        padding = torch.arange(len(starts), device=cu_seqlens.device) * len(column) - starts
+        place = torch.arange(tokens, device=cu_seqlens.device) + padding.repeat_interleave(lengths, output_size=tokens)
+        return Rows(token, place, column < filled)
+
+
+@dataclass(frozen=True)
 class Layout:
     """How the tokens of a batch lie in memory: padded (`keep`, may be None) or packed (`cu_seqlens`)."""
 
     keep: Tensor | None = None  # (sequences, length) bool, True at real tokens
     cu_seqlens: Tensor | None = None  # (sequences + 1,) int32, borders of packed sequences
     max_seqlen: int = 0  # an upper bound on the packed sequences' lengths; a constant keeps compiled graphs stable
+    rows: Rows | None = None  # the packed sequences as rows, where attention will need them
 
     def sequence_starts(self, tokens: int) -> Tensor:
         """For each packed token, the index at which its sequence begins."""
@@ -44,24 +65,16 @@ def padded_attention(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, dropo
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2)
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
-    """(tokens, heads, d_head) ×3 → the same shape: sequences are laid out as padded rows for attention alone.
+def packed_attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+    """(tokens, 3, heads, d_head) → (tokens, heads, d_head): sequences are laid out as padded rows for attention alone.
 
     Everything else in a model (nine tenths of its work) stays packed, so only this step pays for uneven lengths.
     """
     assert layout.cu_seqlens is not None
-    tokens = q.shape[0]
-    lengths = layout.cu_seqlens.diff().long()
-    longest = int(lengths.max())
-    within = torch.arange(tokens, device=q.device) - layout.sequence_starts(tokens)
-    sequence = torch.repeat_interleave(torch.arange(len(lengths), device=q.device), lengths, output_size=tokens)
-    slot = sequence * longest + within
-    rows = torch.stack((q, k, v)).new_zeros(3, len(lengths) * longest, *q.shape[1:])
-    rows = rows.index_copy(1, slot, torch.stack((q, k, v)))
-    keep = torch.arange(longest, device=q.device) < lengths.clamp(min=1)[:, None]  # an empty sequence sees its padding: no NaN
-    padded = rows.view(3, len(lengths), longest, *q.shape[1:])
-    out = padded_attention(padded[0], padded[1], padded[2], keep, dropout)
-    return out.reshape(-1, *q.shape[1:]).index_select(0, slot)
+    rows = layout.rows or Rows.of(layout.cu_seqlens, len(qkv))
+    padded = qkv.flatten(1).index_select(0, rows.token.flatten()).view(*rows.token.shape, *qkv.shape[1:])
+    out = padded_attention(*padded.unbind(2), rows.keep, dropout)
+    return out.flatten(0, 1).flatten(1).index_select(0, rows.place).view(-1, *qkv.shape[2:])
 
 
 def flash_packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
@@ -72,6 +85,20 @@ def flash_packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> T
     out = varlen_attn(q, k, v, borders, borders, layout.max_seqlen, layout.max_seqlen)
     assert isinstance(out, Tensor)
     return out
+
+
+def attend_packed(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+    """(tokens, 3, heads, d_head) → (tokens, heads, d_head), by the fastest form that computes it."""
+    if for_kernels(qkv):
+        from pnn.kernels import attention as kernel
+
+        width = qkv.shape[-1]
+        if kernel.takes(width, layout.max_seqlen):
+            assert layout.cu_seqlens is not None
+            return kernel.short_attention(qkv, layout.cu_seqlens, layout.max_seqlen, dropout)
+        if dropout == 0 and width <= 256 and width % 8 == 0:
+            return flash_packed_attention(*qkv.unbind(1), layout)
+    return packed_attention(qkv, layout, dropout)
 
 
 class SelfAttention(nn.Module):
@@ -94,24 +121,13 @@ class SelfAttention(nn.Module):
         return product(self.out, self.context(h, layout)) if untouched(self) else (self(h, layout), None)
 
     def context(self, h: Tensor, layout: Layout) -> Tensor:
-        """concat_i softmax(q_i k_iᵀ / √d_head) v_i, by the fastest form that computes it."""
+        """concat_i softmax(q_i k_iᵀ / √d_head) v_i."""
         *batch, hidden = h.shape
-        width = hidden // self.num_heads
+        qkv = self.qkv(h)
+        parts = (3, self.num_heads, hidden // self.num_heads)
         dropout = self.attention_dropout if self.training else 0.0
-        if layout.cu_seqlens is not None and for_kernels(h):
-            from pnn.kernels import attention as kernel
-
-            if kernel.takes(width, layout.max_seqlen):
-                x, bias = product(self.qkv, h)
-                bias = x.new_zeros(3 * hidden) if bias is None else bias
-                packed = x.view(-1, 3, self.num_heads, width)
-                out = kernel.short_attention(packed, bias, layout.cu_seqlens, layout.max_seqlen, dropout)
-                return out.view(*batch, hidden)
-        qkv = self.qkv(h).view(*batch, 3, self.num_heads, width)
         if layout.cu_seqlens is None:
-            out = padded_attention(*qkv.unbind(-3), layout.keep, dropout)
-        elif for_kernels(h) and dropout == 0 and width <= 256 and width % 8 == 0:
-            out = flash_packed_attention(*qkv.squeeze(0).unbind(1), layout)
+            out = padded_attention(*qkv.view(*batch, *parts).unbind(-3), keep=layout.keep, dropout=dropout)
         else:
-            out = packed_attention(*qkv.squeeze(0).unbind(1), layout, dropout)
+            out = attend_packed(qkv.view(-1, *parts), layout, dropout)
         return out.reshape(*batch, hidden)

@@ -32,15 +32,16 @@ from pnn.data.shards import Prepared, prepare
 from pnn.errors import UserError
 from pnn.evaluation.masked import evaluate_masked
 from pnn.files import write_json
+from pnn.memory import out_of_memory_says
 from pnn.models.sections import build_model, model_config
 from pnn.objectives import count_targets
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
+from pnn.training.device import compiles, precision_of
 from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
-from pnn.training.recording import RecordedPass
+from pnn.training.recording import Recorder, can_record
 from pnn.training.tracking import Metrics, environment
 
-UPDATES_BEFORE_RECORDING = 3  # until everything is compiled
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -65,9 +66,11 @@ class Plan:
         training = config.training
         share, rest = divmod(training.effective_batch_size, training.batch_size * processes)
         if rest or share == 0:
+            fitting = fitting_batch_size(training.effective_batch_size, processes, training.batch_size)
             raise UserError(
                 f"training.effective_batch_size {training.effective_batch_size} is not a multiple of batch_size "
-                f"{training.batch_size} × {processes} processes"
+                f"{training.batch_size} × {processes} processes: "
+                + (f"--batch-size {fitting} fits" if fitting else f"choose one that {processes} divides")
             )
         lengths = prepared.train.lengths[prepared.train_sequences]
         # Sequences are counted at their mean length, so an update holds as many as the paper's on average. Large batches
@@ -81,6 +84,12 @@ class Plan:
         if updates is None:
             updates = max(1, math.ceil(training.epochs * len(lengths) / training.effective_batch_size))
         return Plan(batch_tokens, share, updates)
+
+
+def fitting_batch_size(effective: int, processes: int, most: int) -> int | None:
+    """The largest micro-batch of at most `most` sequences that the processes can share an update in, if there is one."""
+    share, rest = divmod(effective, processes)
+    return None if rest else next((size for size in range(min(most, share), 0, -1) if share % size == 0), None)
 
 
 @dataclass(frozen=True)
@@ -112,26 +121,13 @@ def updates_ahead(stream: TrainingStream, plan: Plan, rank: int, processes: int,
             yield update
 
 
-def precision_of(config: RunConfig) -> tuple[str, bool]:
-    """(accelerate's mixed precision, whether to train on a GPU) for this machine."""
-    training = config.training
-    on_gpu = torch.cuda.is_available() and training.device != "cpu"
-    if training.device == "cuda" and not on_gpu:
-        raise UserError("training.device: cuda, but this machine has no GPU that torch can use")
-    precision = training.precision
-    if precision == "auto":
-        precision = ("bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16") if on_gpu else "fp32"
-    if precision == "fp16" and not on_gpu:
-        raise UserError("training.precision: fp16 needs a GPU (use bf16 or fp32 on a CPU)")
-    return ("no" if precision == "fp32" else precision), on_gpu
-
-
 class Trainer:
     def __init__(self, config: RunConfig, run: Path, resume: bool = False, quiet: bool = False):
         self.config, self.run, self.quiet = config, run, quiet
         mixed_precision, on_gpu = precision_of(config)
-        self.compiled = on_gpu if config.training.compile is None else config.training.compile
-        AcceleratorState._reset_state()  # several runs in one process may differ in precision
+        self.compiled = compiles(config.training, on_gpu)
+        # several runs in one process may differ in precision and device; processes that are connected stay so
+        AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
         self.accelerator = Accelerator(
             mixed_precision=mixed_precision,
             cpu=not on_gpu,
@@ -172,12 +168,9 @@ class Trainer:
         if self.compiled:
             self.model.base_model.compile_blocks()
         self._fix_shapes()
-        # Replaying a recorded pass needs one process (no communication inside) and no loss scale that changes its mind
-        records = self.capacity is not None and self.compiled and self.accelerator.num_processes == 1
-        records = records and self.accelerator.scaler is None
-        self.recording_stream = torch.cuda.Stream() if records else None
-        self.recorded: RecordedPass | None = None
-        self.applied = 0  # updates by this process
+        recordable = self.compiled and self.accelerator.num_processes == 1  # several talk to each other during a pass
+        recordable = recordable and can_record(self.model.config, mixed_precision, self.accelerator.device)
+        self.recorder = Recorder(self._forward_backward) if recordable else None
         self.unchecked: list[tuple[int, torch.Tensor]] = []  # (step, [loss, gradient norm]) not yet looked at
         self.signal: int | None = None
         self.signal_time = 0.0
@@ -192,7 +185,7 @@ class Trainer:
         if self.accelerator.device.type == "cuda":
             tokens, mean = self.plan.batch_tokens, float(self.prepared.train.lengths[self.prepared.train_sequences].mean())
             expected = self.config.data.mask_probability * tokens * (1 - 2 / mean)  # [CLS] and [SEP] are never masked
-            self.capacity = math.ceil((expected + 4 * math.sqrt(expected)) / 64) * 64
+            self.capacity = math.ceil((expected + 3 * math.sqrt(expected)) / 64) * 64
             self.border_capacity = math.ceil(tokens / mean * 1.2) + 16
 
     def _build(self) -> PreTrainedModel:
@@ -216,10 +209,11 @@ class Trainer:
         if not folder.exists():
             return 0
         state = checkpoint.read_state(folder)
-        if state["text"] != self._text():
+        text = [*state["text"][:3], state["text"][-1]]  # older checkpoints also name a micro-batch's tokens, which may change
+        if text != self._text():
             raise UserError(
                 f"cannot resume {self.run}: its text or tokenizer is no longer what it was trained on "
-                f"({', '.join(map(str, state['text']))} then, {', '.join(map(str, self._text()))} now)"
+                f"({', '.join(map(str, text))} then, {', '.join(map(str, self._text()))} now)"
             )
         checkpoint.load_weights(self.model, folder)
         self.model.to(self.accelerator.device)
@@ -232,9 +226,9 @@ class Trainer:
         return state["stream_position"]
 
     def _text(self) -> list[Any]:
-        """What the run reads, by the fingerprints in the folders' names, and how much of it an update takes."""
+        """What the run reads, by the fingerprints in the folders' names, and in how many updates."""
         folders = [self.prepared.train.folder.name, self.prepared.validation.folder.name]
-        return [*folders, len(self.prepared.train_sequences), self.plan.batch_tokens, self.plan.updates]
+        return [*folders, len(self.prepared.train_sequences), self.plan.updates]
 
     # The loop -----------------------------------------------------------------------------------------------------
 
@@ -252,7 +246,8 @@ class Trainer:
         self.wrapped.train()
         try:
             name = self.config.name
-            with Bars({name: plan.updates}, quiet=self.quiet or not self.is_main) as bars:
+            quiet = self.quiet or not self.is_main
+            with out_of_memory_says(self._smaller_batch), Bars({name: plan.updates}, quiet=quiet) as bars:
                 for update in updates_ahead(self.stream, plan, process, processes, remaining):
                     rate = learning_rate(self.step, plan.updates, config)
                     loss, last_step_loss, norm = self.apply(update, rate)
@@ -301,14 +296,8 @@ class Trainer:
 
     def apply(self, update: Update, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """One optimiser step. Returns loss (as trained), loss of the last step alone, and gradient norm, on the device."""
-        if self.recording_stream is None:
+        with self.recorder.on_stream() if self.recorder is not None else nullcontext():
             return self._apply(update, rate)
-        # A pass can only be recorded on a stream that its warm-up ran on, and not on the default one
-        self.recording_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.recording_stream):
-            result = self._apply(update, rate)
-        torch.cuda.current_stream().wait_stream(self.recording_stream)
-        return result
 
     def _apply(self, update: Update, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         accelerator, data, seed = self.accelerator, self.config.data, self.config.training.seed
@@ -332,26 +321,17 @@ class Trainer:
             }
             more = index + 1 < len(batches)
             with accelerator.no_sync(self.wrapped) if more else nullcontext():
-                losses.append(torch.stack(self._pass(inputs)))
+                losses.append(torch.stack((self.recorder or self._forward_backward)(inputs)))
         norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.training.gradient_clip)
         self.stepper.step()
-        self.stepper.zero_grad(set_to_none=self.recording_stream is None)
-        self.applied += 1
+        self.stepper.zero_grad(set_to_none=self.recorder is None)
         totals = torch.stack(losses).sum(0)
         if processes > 1:
             totals = accelerator.reduce(totals, "sum")
         return totals[0], totals[1], norm.detach()
 
-    def _pass(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Forward and backward of one micro-batch: (loss, loss of the last step). Recorded and replayed where that works."""
-        if self.recording_stream is None or self.applied < UPDATES_BEFORE_RECORDING:
-            return self._forward_backward(inputs)
-        if self.recorded is None:
-            self.recorded = RecordedPass(self._forward_backward, inputs, self.recording_stream)
-        # more short sequences than there was room for: rare, and worth no second recording
-        return self.recorded(inputs) if self.recorded.takes(inputs) else self._forward_backward(inputs)
-
     def _forward_backward(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """One micro-batch: (loss, loss of the last step)."""
         out = self.wrapped(**inputs, output_logits=False)
         # DDP averages gradients over processes; ours are parts of one sum
         self.accelerator.backward(out.loss * self.accelerator.num_processes)
@@ -366,12 +346,29 @@ class Trainer:
         columns = 1 if self.accelerator.scaler is not None else 2
         for step, values in seen:
             if not bool(torch.isfinite(values[:columns]).all()):
-                good = self.run / "checkpoints" / "last"
-                kept = f"the last good checkpoint is {good.resolve().name}" if good.exists() else "no checkpoint was saved yet"
                 raise UserError(
                     f"the loss became non-finite at step {step} (loss {values[0].item():.4g}, gradient norm "
-                    f"{values[1].item():.4g}); {kept}. A lower training.learning_rate usually helps."
+                    f"{values[1].item():.4g}); {self._kept()}. A lower training.learning_rate usually helps."
                 )
+
+    def _kept(self) -> str:
+        good = self.run / "checkpoints" / "last"
+        return f"the last good checkpoint is {good.resolve().name}" if good.exists() else "no checkpoint was saved yet"
+
+    def _smaller_batch(self) -> str:
+        """What to change when an update does not fit into memory."""
+        training = self.config.training
+        smaller = fitting_batch_size(
+            training.effective_batch_size, self.accelerator.num_processes, max(1, training.batch_size // 2)
+        )
+        if training.batch_size == 1 or smaller is None:
+            advice = "a smaller model or a smaller data.max_length needs less"
+        else:
+            advice = f"--batch-size {smaller} needs less and leaves the effective batch of {training.effective_batch_size:,}"
+        return (
+            f"at step {self.step + 1} on {self.accelerator.device} with micro-batches of {training.batch_size:,} sequences "
+            f"({self.plan.batch_tokens:,} tokens): {advice}; {self._kept()}, and --resume goes on with the run"
+        )
 
     def _log(self, metrics: Metrics | None, row: dict[str, Any]) -> None:
         if metrics is not None:
@@ -394,7 +391,8 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _evaluation(self) -> dict[str, Any]:
-        with torch.compiler.set_stance("force_eager"):  # every batch has its own shape: not worth compiling for
+        # every batch has its own shape: not worth compiling for
+        with out_of_memory_says(self._smaller_evaluation), torch.compiler.set_stance("force_eager"):
             return evaluate_masked(
                 self.model,
                 self.prepared.validation,
@@ -404,6 +402,14 @@ class Trainer:
                 batch_tokens=self.config.evaluation.batch_tokens,
                 precision=DTYPES[self.accelerator.mixed_precision],
             )
+
+    def _smaller_evaluation(self) -> str:
+        tokens = self.config.evaluation.batch_tokens
+        advice = f"--set evaluation.batch_tokens={tokens // 2} needs half"
+        return (
+            f"at step {self.step}, evaluating batches of {tokens:,} tokens: {advice}; {self._kept()}, "
+            "and --resume goes on with the run"
+        )
 
     def _save(self) -> None:
         self._check_finite()

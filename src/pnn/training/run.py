@@ -7,7 +7,7 @@ from pathlib import Path
 from pnn.config import RunConfig
 from pnn.evaluation.run import evaluate_run
 from pnn.progress import track
-from pnn.training.loop import Trainer
+from pnn.training.loop import Stopped, Trainer
 
 
 def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool = False) -> bool:
@@ -18,6 +18,14 @@ def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool
         if trainer.is_main:
             evaluate_run(run, progress=track, device=trainer.accelerator.device.type)
         trainer.accelerator.wait_for_everyone()
-    finally:
-        trainer.accelerator.end_training()  # closes trackers and the process group
+    except Stopped:  # all processes at once
+        trainer.accelerator.end_training()
+        raise
+    except BaseException:
+        # Taking leave of the other processes could mean waiting for them, and they may be waiting for this one: it just
+        # goes, and the launcher ends the others.
+        for tracker in trainer.accelerator.trackers:
+            tracker.finish()
+        raise
+    trainer.accelerator.end_training()  # closes trackers and the process group
     return trainer.is_main

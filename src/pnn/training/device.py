@@ -1,0 +1,59 @@
+"""What this machine can train on and in which precision, decided before anything is written.
+
+    no GPU                        fp32 on the CPU; `training.device: cuda` is refused
+    a GPU without bf16            fp16 with a loss scale; `training.precision: bf16` is refused: it would be emulated, slowly
+    older than any kernel knows   plain steps (`nn/pointwise.for_kernels`); without Triton nothing is compiled either
+
+What runs on an old GPU is slower there, never different.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from pnn import kernels
+from pnn.config import RunConfig, TrainingConfig
+from pnn.errors import UserError
+
+TRITON_KNOWS = (7, 0)  # the oldest compute capability that torch.compile takes
+
+
+def precision_of(config: RunConfig) -> tuple[str, bool]:
+    """(accelerate's mixed precision, whether to train on a GPU) for this machine."""
+    training = config.training
+    on_gpu = torch.cuda.is_available() and training.device != "cpu"
+    if training.device == "cuda" and not on_gpu:
+        raise UserError("training.device: cuda, but this machine has no GPU that torch can use")
+    if on_gpu:
+        check_own_gpu()
+    has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    precision = training.precision
+    if precision == "auto":
+        precision = ("bf16" if has_bf16 else "fp16") if on_gpu else "fp32"
+    if precision == "fp16" and not on_gpu:
+        raise UserError("training.precision: fp16 needs a GPU (use bf16 or fp32 on a CPU)")
+    if precision == "bf16" and on_gpu and not has_bf16:
+        name = torch.cuda.get_device_name()
+        raise UserError(f"training.precision: bf16, but {name} cannot compute in it: use fp16, which auto would choose")
+    return ("no" if precision == "fp32" else precision), on_gpu
+
+
+def check_own_gpu() -> None:
+    """Every process of a node needs a GPU of its own."""
+    index, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= gpus:
+        raise UserError(
+            f"process {index + 1} on this machine has no GPU of its own: there are {gpus}, so start at most {gpus} processes "
+            "(or train on the CPU: training.device=cpu)"
+        )
+
+
+def compiles(training: TrainingConfig, on_gpu: bool) -> bool:
+    """Whether to use torch.compile: as the config says, else on a GPU that its compiler knows."""
+    known = on_gpu and kernels.HAS_TRITON and torch.cuda.get_device_capability() >= TRITON_KNOWS
+    if training.compile and on_gpu and not known:
+        missing = "Triton does not know this GPU" if kernels.HAS_TRITON else "Triton is not installed"
+        raise UserError(f"training.compile: true, but {missing}: leave it at null")
+    return known if training.compile is None else training.compile

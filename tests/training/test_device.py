@@ -1,0 +1,109 @@
+"""What a run does on a machine without a GPU, with an old one, or without Triton. The machines are made up: only the questions
+to torch are answered for it, the decisions are ours."""
+
+import pytest
+import torch
+
+from pnn import kernels
+from pnn.config import load_config
+from pnn.errors import UserError
+from pnn.nn.pointwise import for_kernels
+from pnn.training.device import compiles, precision_of
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """`machine(gpus=1, capability=(7, 5))`: torch then says that this is what there is."""
+
+    def has(gpus: int = 1, capability: tuple[int, int] = (9, 0), triton: bool = True) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Tesla T4")
+        # emulated, an old GPU says yes to bf16
+        supported = lambda including_emulation=True: including_emulation or capability >= (8, 0)  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+        monkeypatch.setattr(kernels, "HAS_TRITON", triton)
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+
+    return has
+
+
+def config(*settings):
+    return load_config(
+        "quickstart_pnn", ["training.device=auto", "training.precision=auto", "training.compile=null", *settings]
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "settings", "chosen"),
+    [
+        ({"gpus": 0}, [], ("no", False)),
+        ({"gpus": 0}, ["training.precision=bf16"], ("bf16", False)),
+        ({"capability": (9, 0)}, [], ("bf16", True)),
+        ({"capability": (9, 0)}, ["training.device=cpu"], ("no", False)),
+        ({"capability": (7, 5)}, [], ("fp16", True)),
+        ({"capability": (7, 5)}, ["training.precision=fp32"], ("no", True)),
+    ],
+)
+def test_precision_follows_from_what_there_is(machine, there, settings, chosen):
+    machine(**there)
+    assert precision_of(config(*settings)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("there", "setting", "says"),
+    [
+        ({"gpus": 0}, "training.device=cuda", "no GPU"),
+        ({"gpus": 0}, "training.precision=fp16", "needs a GPU"),
+        ({"capability": (7, 5)}, "training.precision=bf16", "Tesla T4 cannot compute in it: use fp16"),
+    ],
+)
+def test_what_there_is_not_is_said(machine, there, setting, says):
+    machine(**there)
+    with pytest.raises(UserError, match=says):
+        precision_of(config(setting))
+
+
+def test_more_processes_than_gpus(machine, monkeypatch):
+    machine(gpus=2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    precision_of(config())
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match=r"process 3 .* at most 2 processes"):
+        precision_of(config())
+    assert precision_of(config("training.device=cpu")) == ("no", False)
+
+
+def test_only_what_the_compiler_knows_is_compiled(machine):
+    default, asked = config().training, config("training.compile=true").training
+    machine()
+    assert compiles(default, on_gpu=True)
+    assert not compiles(default, on_gpu=False)
+    assert compiles(asked, on_gpu=False)  # a CPU needs no Triton
+    for there, says in (({"capability": (6, 1)}, "does not know this GPU"), ({"triton": False}, "not installed")):
+        machine(**there)
+        assert not compiles(default, on_gpu=True)
+        with pytest.raises(UserError, match=says):
+            compiles(asked, on_gpu=True)
+    machine(capability=(7, 5))
+    assert compiles(default, on_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("there", "dtype", "taken"),
+    [
+        ({"capability": (8, 0)}, torch.bfloat16, True),
+        ({"capability": (9, 0)}, torch.float16, True),
+        ({"capability": (9, 0)}, torch.float32, False),
+        ({"capability": (7, 5)}, torch.float16, False),
+        ({"capability": (9, 0), "triton": False}, torch.bfloat16, False),
+    ],
+)
+def test_kernels_are_for_16_bit_on_a_gpu_that_triton_knows_well(machine, there, dtype, taken):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    machine(**there)
+    with FakeTensorMode():  # a tensor on a GPU, without one
+        assert for_kernels(torch.empty(2, 8, dtype=dtype, device="cuda")) == taken
+    assert not for_kernels(torch.empty(2, 8, dtype=dtype))

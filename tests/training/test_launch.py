@@ -1,0 +1,87 @@
+"""The launcher's files in launch/: accelerate reads them, and processes that it starts by them train together. Without GPUs the
+same files start CPU processes (gloo), and two nodes are two launchers on one machine."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType
+
+from pnn.config import load_config
+from pnn.errors import UserError
+from pnn.training.loop import fitting_batch_size
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+FILES = {"one_node.yaml": (1, 8), "two_nodes.yaml": (2, 16)}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_accelerate_reads_the_file_and_the_papers_batch_can_be_shared(name):
+    machines, processes = FILES[name]
+    config = load_config_from_file(str(LAUNCH / name))  # an unknown key is an error
+    assert (config.distributed_type, config.num_machines, config.num_processes) == (
+        DistributedType.MULTI_GPU,
+        machines,
+        processes,
+    )
+    command = next(line for line in (LAUNCH / name).read_text().splitlines() if "--config_file" in line)
+    assert f"--config_file launch/{name}" in command
+    arguments = ["--config_file", str(LAUNCH / name), "--machine_rank", "1", "-m", "pnn", "train", "pnn_wikitext103"]
+    parsed, _, _ = _validate_launch_command(launch_command_parser().parse_args(arguments))
+    assert (parsed.multi_gpu, parsed.num_processes, parsed.machine_rank) == (True, processes, 1)
+    assert parsed.training_script_args == ["train", "pnn_wikitext103"]
+    batch_size = fitting_batch_size(load_config("pnn_wikitext103").training.effective_batch_size, processes, 384)
+    assert f"--batch-size {batch_size}" in (LAUNCH / name).read_text()
+
+
+def test_a_batch_size_that_the_processes_cannot_share_is_answered_with_one_that_they_can():
+    from pnn.training.loop import Plan
+
+    with pytest.raises(UserError, match=r"384 × 8 processes: --batch-size 144 fits"):
+        Plan.of(load_config("pnn_wikitext103"), None, processes=8)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="choose one that 7 divides"):
+        Plan.of(load_config("pnn_wikitext103"), None, processes=7)  # type: ignore[arg-type]
+
+
+def free_port() -> str:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return str(s.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_two_launched_processes_train_together(tiny_config, tmp_path, name):
+    config, run = tiny_config(training={"max_steps": 12, "save_every": 6, "evaluate_every": 12}), tmp_path / "run"
+    machines = FILES[name][0]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCH / name), "--num_processes", "2"]
+    launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]
+    train = ["-m", "pnn", "train", str(config), "--output", str(run), "--set", "training.device=cpu"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [*launch, "--machine_rank", str(rank), *train],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(machines)
+    ]
+    try:
+        for node in nodes:
+            output, _ = node.communicate(timeout=240)
+            assert node.returncode == 0, output[-3000:]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert json.loads((run / "environment.json").read_text())["hardware"]["processes"] == 2
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 13))
+    assert (run / "evaluation.json").exists()
