@@ -37,7 +37,10 @@ def main() -> None:
         row = {"name": name, "seed": run.training.seed, **loss_curves(run, UPDATES, precision)}
         result["rows"].append(row)
         write_json(Path(out), result)
-        print(f"{name}: {row['ours'][0]:.3f} → {row['ours'][-1]:.3f}, largest difference {row['largest_difference']:.2g}", flush=True)
+        print(
+            f"{name}: {row['ours'][0]:.3f} → {row['ours'][-1]:.3f}, largest difference {row['largest_difference']:.2g}",
+            flush=True,
+        )
         return row
 
     plain = with_model(run, dropout=0.0, attention_dropout=0.0)

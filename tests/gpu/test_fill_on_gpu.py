@@ -75,4 +75,5 @@ def test_more_batches_are_no_more_waits(prepared_folder):
         return lambda: list(fill(model, tokenizer, TEXTS, **options))
 
     for job in (evaluating, filling):
-        assert 0 < waits(job(100)) == waits(job(100_000))
+        many, few = waits(job(100)), waits(job(100_000))  # about a hundred batches, and one
+        assert 0 < many <= few + 2

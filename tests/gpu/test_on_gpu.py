@@ -54,7 +54,7 @@ def test_compiled_training_loss_equals_the_plain_one():
     )
     model = pnn.PNNForMaskedLM(config).cuda()
     compiled = copy.deepcopy(model)
-    compiled.base_model.compile_blocks()
+    compiled.base_model.compile_blocks(with_kernels=True)
     for sequences in (7, 9):  # a second number of sequences makes their count a dynamic shape
         borders = torch.linspace(0, 512, sequences + 1).to("cuda", torch.int32)
         ids = torch.randint(5, 500, (1, 512), device="cuda")
@@ -100,9 +100,11 @@ def test_the_loss_kernel_equals_the_plain_form(dtype):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_recorded_update_is_the_issued_one(tiny_config, dropout):
-    """Recorded and replayed (`compile`) or issued kernel by kernel: the same curve, dropout included, over two micro-batches
-    an update and batches with different numbers of sequences."""
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("kind", ["pnn", "bert"])
+def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind):
+    """Recorded and replayed (`compile`) or issued kernel by kernel: the same curve, dropout included, over one and two
+    micro-batches an update and batches with different numbers of sequences."""
     from pnn.config import load_config
     from pnn.training.loop import Trainer, updates_ahead
 
@@ -110,8 +112,11 @@ def test_a_recorded_update_is_the_issued_one(tiny_config, dropout):
     for recorded in (True, False):
         config = tiny_config(
             f"recorded-{recorded}-{dropout}",
-            model={"hidden_size": 64, "dropout": dropout, "attention_dropout": dropout},
-            training={"compile": True, "precision": "bf16", "max_steps": 30, "batch_size": 40, "effective_batch_size": 80},
+            model={"type": kind, "hidden_size": 64, "dropout": dropout, "attention_dropout": dropout},
+            training={
+                **{"compile": True, "precision": "bf16", "max_steps": 30},
+                **{"batch_size": 80 // passes, "effective_batch_size": 80},
+            },
         )
         torch.compiler.reset()
         trainer = Trainer(load_config(str(config)), config.parent / f"run-{recorded}-{dropout}", quiet=True)

@@ -1,6 +1,6 @@
 """Every kernel equals its plain twin in values and gradients, dropout included (the twin draws the same mask).
 
-On a GPU the kernels run in 16 bit against double precision; without one Triton's interpreter runs them in fp32 (tests/conftest.py
+On a GPU the kernels run in 16 bit against double precision; without one Triton's interpreter runs them in fp32 (conftest.py
 asks for it). Run both: the interpreter cannot see what the compiler does.
 """
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
 
-from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, random
+from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, random, refinement
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -87,9 +87,7 @@ def test_attention_reads_queries_keys_and_values_out_of_a_wider_row():
     wide = torch.randn(20, 4, 2, 16, device=DEVICE, dtype=dtype)
     borders = torch.tensor([0, 9, 20], dtype=torch.int32, device=DEVICE)
     narrow = wide[:, :3].contiguous()
-    assert torch.equal(
-        attention.short_attention(wide[:, :3], borders, 16), attention.short_attention(narrow, borders, 16)
-    )
+    assert torch.equal(attention.short_attention(wide[:, :3], borders, 16), attention.short_attention(narrow, borders, 16))
 
 
 def test_attention_says_what_it_takes():
@@ -192,3 +190,61 @@ def test_the_mask_keeps_the_right_share_in_every_row_and_column_and_differs_betw
     for shift in (1, 2, 64):  # neighbours in a row and in a column know nothing of each other
         assert abs(torch.corrcoef(torch.stack((kept[:, :-shift].flatten(), kept[:, shift:].flatten())))[0, 1]) < 5e-3
         assert abs(torch.corrcoef(torch.stack((kept[:-shift].flatten(), kept[shift:].flatten())))[0, 1]) < 5e-3
+
+
+@every_type
+@with_dropout
+@pytest.mark.parametrize("published", [True, False])
+def test_a_whole_refinement_step(dtype, p, published):
+    """The step that is written out against its equations, with the four dropout masks that it draws from its seeds."""
+    torch.manual_seed(0)
+    heads, width, inner = (4, 64, 96) if ON_GPU else (2, 32, 40)
+    lengths, longest = [5, 16, 1, 9, 0], 16
+    tokens = sum(lengths)
+    borders = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    seeds = torch.randint(0, 2**31 - 1, (4,), device=DEVICE)
+
+    def matrix(*shape):
+        return (0.3 * torch.randn(*shape, device=DEVICE)).to(dtype).float().requires_grad_()  # exact in 16 bit
+
+    given = refinement.Weights(
+        *(matrix(3 * width, width), matrix(3 * width), matrix(width, width), matrix(width), matrix(width), matrix(width)),
+        *(matrix(inner, width), matrix(inner), matrix(width, inner), matrix(width)),
+        *((matrix(width), matrix(width)) if published else (None, None)),
+        *(matrix(width, width), matrix(width) if published else None, matrix(width, width)),
+        *(matrix(width) if published else None, torch.tensor([3.0], device=DEVICE, requires_grad=True)),
+    )
+    settings = refinement.Settings(heads, longest, p, p, 1e-5)
+    h = leaf(1, tokens, width, dtype=dtype)
+
+    def kept(rows, columns, index):
+        places = torch.arange(rows, device=DEVICE)[:, None], torch.arange(columns, device=DEVICE)[None]
+        return random.keep_mask(*places, seeds[index].item(), p).double() / (1 - p)
+
+    def plain(h, w):
+        x = h[0]
+        qkv = F.linear(x, w.qkv, w.qkv_bias).view(tokens, 3, heads, -1)
+        attention_mask, outs = kept(tokens * heads, longest, 0).view(tokens, heads, longest), []
+        for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+            q, k, v = qkv[start:stop].unbind(1)
+            weights = torch.softmax(torch.einsum("qhd,khd->qhk", q, k) * (width // heads) ** -0.5, -1)
+            outs.append(torch.einsum("qhk,khd->qhd", weights * attention_mask[start:stop, :, : stop - start], v))
+        attended = F.linear(torch.cat(outs).flatten(1), w.out, w.out_bias) * kept(tokens, width, 1)
+        a = F.layer_norm(x + attended, (width,), w.norm, w.norm_bias, 1e-5)
+        active = F.gelu(F.linear(a, w.up, w.up_bias)) * kept(tokens, inner, 2)
+        delta = F.linear(active, w.down, w.down_bias) * kept(tokens, width, 3)
+        if published:
+            delta = F.layer_norm(delta, (width,), w.delta, w.delta_bias, 1e-5)
+        gates = torch.sigmoid(F.linear(x, w.query, w.query_bias) * F.linear(delta, w.key, w.key_bias) / w.temperature)
+        return (x + gates * delta)[None]
+
+    doubles = refinement.Weights(*(None if t is None else t.detach().double().requires_grad_() for t in given))
+    double_h = h.detach().double().requires_grad_()
+    expected = plain(double_h, doubles)
+    grad = torch.randn(expected.shape, device=DEVICE, dtype=dtype)
+    wanted = torch.autograd.grad(expected, [double_h, *(t for t in doubles if t is not None)], grad.double())
+    out = refinement._Step.apply(h, borders, seeds, settings, *given)
+    got = torch.autograd.grad(out, [h, *(t for t in given if t is not None)], grad)
+    tolerance = {torch.bfloat16: 4e-2, torch.float16: 5e-3, torch.float32: 1e-5}[dtype]  # a dozen roundings in a row
+    for one, other in zip((out, *got), (expected, *wanted), strict=True):
+        assert (one.double() - other).norm() <= tolerance * other.norm()

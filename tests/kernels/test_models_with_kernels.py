@@ -16,6 +16,7 @@ import pnn
 import pnn.nn.attention
 import pnn.nn.gating
 import pnn.nn.pointwise
+import pnn.nn.refiner
 import pnn.objectives
 
 SIZE = {
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu com
 
 @pytest.fixture
 def kernels_forced(monkeypatch):
-    for module in (pnn.nn.pointwise, pnn.nn.attention, pnn.nn.gating, pnn.objectives):
+    for module in (pnn.nn.pointwise, pnn.nn.attention, pnn.nn.gating, pnn.nn.refiner, pnn.objectives):
         monkeypatch.setattr(module, "for_kernels", lambda x: True)
 
 
@@ -70,8 +71,13 @@ def loss_and_gradients(model):
     return out.loss.item(), out.step_losses, {name: p.grad for name, p in model.named_parameters()}
 
 
+@pytest.mark.parametrize("in_one_piece", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_with_kernels_is_the_plain_model(name, request):
+def test_a_model_with_kernels_is_the_plain_model(name, in_one_piece, request, monkeypatch):
+    if not in_one_piece:
+        monkeypatch.setattr(pnn.nn.refiner.DeltaRefiner, "in_one_piece", lambda *_: False)
+        if name == "bert":
+            pytest.skip("a BERT layer is never computed in one piece")
     torch.manual_seed(0)
     model = MODELS[name]().train()
     for p in model.parameters():  # biases and norms away from their first values, so that each matters

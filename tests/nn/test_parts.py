@@ -101,7 +101,7 @@ def test_attention_equals_torch_multi_head_attention():
 def test_packed_attention_is_attention_of_each_sequence_alone(lengths, seed):
     borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     q, k, v = random(3, sum(lengths), HEADS, 4, seed=seed)
-    packed = packed_attention(q, k, v, Layout(cu_seqlens=borders, max_seqlen=9))
+    packed = packed_attention(torch.stack((q, k, v), 1), Layout(cu_seqlens=borders, max_seqlen=9))
     for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
         alone = padded_attention(*(x[None, start:stop] for x in (q, k, v)), keep=None)[0]
         assert torch.allclose(packed[start:stop], alone, atol=1e-12)
@@ -111,7 +111,8 @@ def test_packed_attention_has_gradients_of_each_sequence_alone():
     lengths, borders = (2, 5, 1), torch.tensor([0, 2, 7, 8], dtype=torch.int32)
     inputs = [random(8, HEADS, 4, seed=s).requires_grad_() for s in range(3)]
     weights = random(8, HEADS, 4, seed=9)
-    whole = torch.autograd.grad((packed_attention(*inputs, Layout(cu_seqlens=borders)) * weights).sum(), inputs)
+    packed = packed_attention(torch.stack(inputs, 1), Layout(cu_seqlens=borders))
+    whole = torch.autograd.grad((packed * weights).sum(), inputs)
     assert sum(lengths) == 8
     for start, stop in ((0, 2), (2, 7), (7, 8)):
         parts = [x[None, start:stop].detach().requires_grad_() for x in inputs]

@@ -1,12 +1,13 @@
-"""Packed self-attention for short sequences: one program computes one head of one whole sequence.
+"""Packed self-attention for short sequences, each head of each on its own.
 
     P = softmax(q kᵀ / √d),   out = dropout(P) v
 
-With at most `LONGEST` tokens a sequence, every key fits on the chip. So the softmax needs no running statistics, and the
-backward pass no second kernel, no atomics and no saved P: it computes P again and writes dq, dk, dv once. Flash attention is
-made for long sequences and pays for that generality on short ones; it also has no dropout on packed batches.
+With at most `LONGEST` tokens a sequence, every key fits on the chip: the softmax needs no running statistics, and the backward
+pass is one kernel without atomics. Flash attention is made for long sequences and pays for that generality on short ones; it
+also has no dropout on packed batches.
 
-Dropout's mask is drawn again from its seed in the backward pass (`random`): a row is a token's head, a column a key.
+Saved for the backward pass are the inputs, the output and one number a token and head, log₂ Σ 2^score, from which P is made again
+without a reduction. Dropout's mask is drawn again from its seed (`random`): a row is a token's head, a column a key.
 """
 
 from __future__ import annotations
@@ -22,12 +23,9 @@ from torch import Tensor
 from pnn.kernels import random
 
 LONGEST = 128  # tokens of a sequence
-WIDTHS = (16, 32, 64, 128)  # of a head
+WIDTHS = (16, 32, 64)  # of a head; at 128 the tiles are too large for some GPUs' shared memory
 LOG2_E = math.log2(math.e)
 LN_2 = tl.constexpr(math.log(2))
-# (queries of a tile, warps) that were fastest on an H200, without and with dropout
-FORWARD_TILES = (64, 4), (128, 8)
-BACKWARD_TILES = (128, 4), (128, 8)
 
 
 def takes(width: int, longest: int) -> bool:
@@ -36,18 +34,10 @@ def takes(width: int, longest: int) -> bool:
 
 
 @triton.jit
-def _unnormalised(q, k, columns, length, scale):  # type: ignore[no-untyped-def]
-    """exp(scores − row maximum) and the sum of each row. `scale` includes log₂ e, because the chip has 2ˣ and not eˣ."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(columns[None, :] < length, scores, float("-inf"))
-    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
-    return weights, tl.sum(weights, 1)
-
-
-@triton.jit
-def _forward_sequence(  # type: ignore[no-untyped-def]
+def _forward_sequence(
     qkv,
     out,
+    log_sums,
     start,
     length,
     head,
@@ -72,7 +62,12 @@ def _forward_sequence(  # type: ignore[no-untyped-def]
             rows = first + tl.arange(0, block_q)
             real = rows[:, None] < length
             q = tl.load(base + rows[:, None] * stride + dims[None, :], mask=real, other=0.0)
-            p, total = _unnormalised(q, k, columns, length, scale)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            scores = tl.where(columns[None, :] < length, scores, float("-inf"))
+            top = tl.max(scores, 1)
+            p = tl.exp2(scores - top[:, None])
+            total = tl.sum(p, 1)
+            tl.store(log_sums + (start + rows) * heads + head, top + tl.log2(total), mask=rows < length)
             if drops:
                 hashes = random.row_hash((start + rows) * heads + head, tl.load(seeds))
                 p = tl.where(random.kept(hashes[:, None], random.column_hash(columns)[None, :], threshold), p, 0.0)
@@ -82,72 +77,56 @@ def _forward_sequence(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward_sequence(  # type: ignore[no-untyped-def]
-    qkv,
-    grad,
-    grad_qkv,
-    start,
-    length,
-    head,
-    seeds,
-    stride,
-    scale,
-    threshold,
-    keep_scale,
-    heads: tl.constexpr,
-    width: tl.constexpr,
-    block_q: tl.constexpr,
-    block_k: tl.constexpr,
-    drops: tl.constexpr,
-):
-    columns, dims = tl.arange(0, block_k), tl.arange(0, width)
-    base = qkv + start * stride + head * width
-    key_at = columns[:, None] * stride + dims[None, :]
-    real_key = columns[:, None] < length
-    k = tl.load(base + heads * width + key_at, mask=real_key, other=0.0)
-    v = tl.load(base + 2 * heads * width + key_at, mask=real_key, other=0.0)
-    dk = tl.zeros([block_k, width], dtype=tl.float32)
-    dv = tl.zeros([block_k, width], dtype=tl.float32)
-    grad_base = grad_qkv + start * (3 * heads * width) + head * width
-    for first in tl.static_range(0, block_k, block_q):
-        if first < length:
-            rows = first + tl.arange(0, block_q)
-            real = rows[:, None] < length
-            q = tl.load(base + rows[:, None] * stride + dims[None, :], mask=real, other=0.0)
-            at = (start + rows[:, None]) * (heads * width) + head * width + dims[None, :]
-            do = tl.load(grad + at, mask=real, other=0.0)
-            p, total = _unnormalised(q, k, columns, length, scale)
-            p = p * (1 / total)[:, None]
-            dp = tl.dot(do, tl.trans(v), input_precision="ieee")
-            dropped = p
-            if drops:
-                hashes = random.row_hash((start + rows) * heads + head, tl.load(seeds))
-                kept = random.kept(hashes[:, None], random.column_hash(columns)[None, :], threshold)
-                dropped = tl.where(kept, p * keep_scale, 0.0)
-                dp = tl.where(kept, dp * keep_scale, 0.0)
-            dv += tl.dot(tl.trans(dropped.to(do.dtype)), do, input_precision="ieee")
-            ds = (p * (dp - tl.sum(p * dp, 1)[:, None])).to(k.dtype)
-            dq = tl.dot(ds, k, input_precision="ieee") * (scale * LN_2)
-            dk += tl.dot(tl.trans(ds), q, input_precision="ieee")
-            query_at = rows[:, None] * (3 * heads * width) + dims[None, :]
-            tl.store(grad_base + query_at, dq.to(grad_qkv.dtype.element_ty), mask=real)
-    key_at = columns[:, None] * (3 * heads * width) + dims[None, :]
-    tl.store(grad_base + heads * width + key_at, (dk * (scale * LN_2)).to(grad_qkv.dtype.element_ty), mask=real_key)
-    tl.store(grad_base + 2 * heads * width + key_at, dv.to(grad_qkv.dtype.element_ty), mask=real_key)
+def _rows_of(x, start, rows, length, stride, part: tl.constexpr, head, heads: tl.constexpr, width: tl.constexpr):
+    """Rows of one head of x: (tokens, parts, heads, width). Zero beyond the sequence."""
+    at = (start + rows[:, None]) * stride + (part * heads + head) * width + tl.arange(0, width)[None, :]
+    return tl.load(x + at, mask=rows[:, None] < length, other=0.0)
 
 
 @triton.jit
-def _place(borders, heads: tl.constexpr):  # type: ignore[no-untyped-def]
-    """This program's sequence and head; a token's heads are neighbours in memory, so they run side by side."""
-    sequence, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+def _keep_rows(x, value, start, rows, length, stride, part: tl.constexpr, head, heads: tl.constexpr, width: tl.constexpr):
+    at = (start + rows[:, None]) * stride + (part * heads + head) * width + tl.arange(0, width)[None, :]
+    tl.store(x + at, value.to(x.dtype.element_ty), mask=rows[:, None] < length)
+
+
+@triton.jit
+def _of_queries(out, grad, log_sums, start, rows, length, head, heads: tl.constexpr, width: tl.constexpr):
+    """∂out of these queries, their log sums, and Σ_k P ∂P, which is Σ out ⊙ ∂out."""
+    do = _rows_of(grad, start, rows, length, heads * width, 0, head, heads, width)
+    o = _rows_of(out, start, rows, length, heads * width, 0, head, heads, width)
+    log_sum = tl.load(log_sums + (start + rows) * heads + head, mask=rows < length, other=0.0)
+    return do, log_sum, tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+
+
+@triton.jit
+def _keys_tile(
+    q, do, log_sum, product, k, v, rows, columns, length, row_hashes, scale, threshold, keep_scale, drops: tl.constexpr
+):
+    """(keys, queries): dropout(P)ᵀ, for dv, and ∂Sᵀ, for dk. Transposed, they are what the products want on their left."""
+    p = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale - log_sum[None, :])
+    p = tl.where(columns[:, None] < length, p, 0.0)
+    dp = tl.dot(v, tl.trans(do), input_precision="ieee")
+    dropped = p
+    if drops:
+        kept = random.kept(row_hashes[None, :], random.column_hash(columns)[:, None], threshold)
+        dropped = tl.where(kept, p * keep_scale, 0.0)
+        dp = tl.where(kept, dp * keep_scale, 0.0)
+    return dropped.to(do.dtype), (p * (dp - product[None, :])).to(q.dtype)
+
+
+@triton.jit
+def _place(borders, index, heads: tl.constexpr):
+    """Sequence and head number `index`; a token's heads are neighbours in memory, so they run side by side."""
+    sequence, head = index // heads, index % heads
     start = tl.load(borders + sequence).to(tl.int64)
     return start, (tl.load(borders + sequence + 1) - start).to(tl.int32), head
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+def _forward(
     qkv,
     out,
+    log_sums,
     borders,
     seeds,
     stride,
@@ -156,110 +135,193 @@ def _forward(  # type: ignore[no-untyped-def]
     keep_scale,
     heads: tl.constexpr,
     width: tl.constexpr,
-    block_q: tl.constexpr,
-    block_k: tl.constexpr,
+    half: tl.constexpr,
     drops: tl.constexpr,
+    block_q: tl.constexpr,
 ):
-    start, length, head = _place(borders, heads)
-    half: tl.constexpr = max(16, block_k // 2)
+    start, length, head = _place(borders, tl.program_id(0), heads)
     if length <= half:  # a quarter of the scores
         _forward_sequence(
-            qkv, out, start, length, head, seeds, stride, scale, threshold, keep_scale, heads, width, half, half, drops
-        )
+            qkv, out, log_sums, start, length, head, seeds, stride, scale, threshold, keep_scale,
+            heads, width, half, half, drops,
+        )  # fmt: skip
     else:
         _forward_sequence(
-            qkv, out, start, length, head, seeds, stride, scale, threshold, keep_scale, heads, width, block_q, block_k, drops
-        )
+            qkv, out, log_sums, start, length, head, seeds, stride, scale, threshold, keep_scale,
+            heads, width, block_q, 2 * half, drops,
+        )  # fmt: skip
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
+def _backward(
     qkv,
+    out,
+    log_sums,
     grad,
     grad_qkv,
     borders,
     seeds,
     stride,
+    grad_stride,
     scale,
     threshold,
     keep_scale,
     heads: tl.constexpr,
     width: tl.constexpr,
-    block_q: tl.constexpr,
-    block_k: tl.constexpr,
+    half: tl.constexpr,
     drops: tl.constexpr,
 ):
-    start, length, head = _place(borders, heads)
-    half: tl.constexpr = max(16, block_k // 2)
-    if length <= half:
-        _backward_sequence(
-            qkv, grad, grad_qkv, start, length, head, seeds, stride, scale, threshold, keep_scale, heads, width, half, half, drops
-        )
-    else:
-        _backward_sequence(
-            qkv, grad, grad_qkv, start, length, head, seeds, stride, scale, threshold, keep_scale, heads, width, block_q, block_k, drops
-        )
+    """Four programs a head and sequence: dk and dv of the first and the second half of the keys, dq of either half of the
+    queries. Small tiles leave registers for several programs side by side, which is worth computing P twice. A sequence that
+    fits into one half is all done by the first."""
+    job = tl.program_id(0) % 4
+    start, length, head = _place(borders, tl.program_id(0) // 4, heads)
+    short = length <= half
+    seed = tl.load(seeds)
+    if (length > 0) & ((job == 0) | (not short)):
+        first = (job % 2) * half
+        if job < 2:
+            columns = first + tl.arange(0, half)
+            k = _rows_of(qkv, start, columns, length, stride, 1, head, heads, width)
+            v = _rows_of(qkv, start, columns, length, stride, 2, head, heads, width)
+            dk = tl.zeros([half, width], tl.float32)
+            dv = tl.zeros([half, width], tl.float32)
+            for other in tl.static_range(0, 2 * half, half):
+                if other < length:
+                    rows = other + tl.arange(0, half)
+                    q = _rows_of(qkv, start, rows, length, stride, 0, head, heads, width)
+                    do, log_sum, product = _of_queries(out, grad, log_sums, start, rows, length, head, heads, width)
+                    hashes = random.row_hash((start + rows) * heads + head, seed)
+                    p, ds = _keys_tile(
+                        q, do, log_sum, product, k, v, rows, columns, length, hashes, scale, threshold, keep_scale, drops
+                    )
+                    dv = tl.dot(p, do, dv, input_precision="ieee")
+                    dk = tl.dot(ds, q, dk, input_precision="ieee")
+                    if other == 0:  # noqa: SIM102  (known when compiling; the next is not)
+                        if short:
+                            dq = tl.dot(tl.trans(ds), k, input_precision="ieee") * (scale * LN_2)
+                            _keep_rows(grad_qkv, dq, start, rows, length, grad_stride, 0, head, heads, width)
+            _keep_rows(grad_qkv, dk * (scale * LN_2), start, columns, length, grad_stride, 1, head, heads, width)
+            _keep_rows(grad_qkv, dv, start, columns, length, grad_stride, 2, head, heads, width)
+        else:
+            rows = first + tl.arange(0, half)
+            q = _rows_of(qkv, start, rows, length, stride, 0, head, heads, width)
+            do, log_sum, product = _of_queries(out, grad, log_sums, start, rows, length, head, heads, width)
+            hashes = random.row_hash((start + rows) * heads + head, seed)
+            dq = tl.zeros([half, width], tl.float32)
+            for other in tl.static_range(0, 2 * half, half):
+                columns = other + tl.arange(0, half)
+                k = _rows_of(qkv, start, columns, length, stride, 1, head, heads, width)
+                v = _rows_of(qkv, start, columns, length, stride, 2, head, heads, width)
+                p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - log_sum[:, None])
+                p = tl.where(columns[None, :] < length, p, 0.0)
+                dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+                if drops:
+                    kept = random.kept(hashes[:, None], random.column_hash(columns)[None, :], threshold)
+                    dp = tl.where(kept, dp * keep_scale, 0.0)
+                dq = tl.dot((p * (dp - product[:, None])).to(k.dtype), k, dq, input_precision="ieee")
+            _keep_rows(grad_qkv, dq * (scale * LN_2), start, rows, length, grad_stride, 0, head, heads, width)
 
 
 def _launch(
-    kernel: Any, qkv: Tensor, tensors: tuple[Tensor, ...], borders: Tensor, longest: int, dropout: float, seed: Tensor,
-    block_q: int, warps: int,
-) -> None:  # fmt: skip
+    kernel: Any,
+    programs: int,
+    qkv: Tensor,
+    tensors: tuple[Tensor, ...],
+    borders: Tensor,
+    longest: int,
+    dropout: float,
+    seed: Tensor,
+    strides: tuple[int, ...],
+    **tile: int,
+) -> None:
+    """`programs`: of each head of each sequence."""
     _, _, heads, width = qkv.shape
-    block_k = max(16, triton.next_power_of_2(longest))
-    kernel[((len(borders) - 1) * heads,)](
+    kernel[((len(borders) - 1) * heads * programs,)](
         qkv,
         *tensors,
         borders,
         seed,
-        qkv.stride(0),
+        *strides,
         width**-0.5 * LOG2_E,
         random.threshold(dropout),
         1 / (1 - dropout),
         heads=heads,
         width=width,
-        block_q=min(block_q, block_k),
-        block_k=block_k,
+        half=half_of(longest),
         drops=dropout > 0,
-        num_warps=warps,
         num_stages=1,
+        **tile,
     )
 
 
-@torch.library.custom_op("pnn::short_attention", mutates_args=())
-def _attention(qkv: Tensor, borders: Tensor, longest: int, dropout: float, seed: Tensor) -> Tensor:
+def half_of(longest: int) -> int:
+    return max(16, triton.next_power_of_2(longest) // 2)
+
+
+def forward(qkv: Tensor, borders: Tensor, longest: int, dropout: float, seed: Tensor) -> tuple[Tensor, Tensor]:
+    """The result, and log₂ Σ 2^score of each token and head."""
     tokens, _, heads, width = qkv.shape
-    out = qkv.new_empty(tokens, heads, width)
-    _launch(_forward, qkv, (out,), borders, longest, dropout, seed, *FORWARD_TILES[dropout > 0])
-    return out
+    out, log_sums = qkv.new_empty(tokens, heads, width), qkv.new_empty(tokens, heads, dtype=torch.float32)
+    halves, warps = (2, 8) if dropout > 0 else (1, 4)  # what was fastest on an H200
+    tile = {"block_q": halves * half_of(longest), "num_warps": warps}
+    _launch(_forward, 1, qkv, (out, log_sums), borders, longest, dropout, seed, (qkv.stride(0),), **tile)
+    return out, log_sums
+
+
+def backward(
+    qkv: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
+    grad: Tensor,
+    grad_qkv: Tensor,
+    borders: Tensor,
+    longest: int,
+    dropout: float,
+    seed: Tensor,
+) -> None:
+    """Writes grad_qkv, whose rows, as those of qkv, may be part of wider ones."""
+    strides = qkv.stride(0), grad_qkv.stride(0)
+    tensors = out, log_sums, grad.contiguous(), grad_qkv
+    _launch(_backward, 4, qkv, tensors, borders, longest, dropout, seed, strides, num_warps=4)
+
+
+@torch.library.custom_op("pnn::short_attention", mutates_args=())
+def _attention(qkv: Tensor, borders: Tensor, longest: int, dropout: float, seed: Tensor) -> tuple[Tensor, Tensor]:
+    return forward(qkv, borders, longest, dropout, seed)
 
 
 @torch.library.custom_op("pnn::short_attention_backward", mutates_args=())
-def _attention_backward(qkv: Tensor, grad: Tensor, borders: Tensor, longest: int, dropout: float, seed: Tensor) -> Tensor:
+def _attention_backward(
+    qkv: Tensor, out: Tensor, log_sums: Tensor, grad: Tensor, borders: Tensor, longest: int, dropout: float, seed: Tensor
+) -> Tensor:
     grad_qkv = qkv.new_empty(qkv.shape)
-    _launch(_backward, qkv, (grad.contiguous(), grad_qkv), borders, longest, dropout, seed, *BACKWARD_TILES[dropout > 0])
+    backward(qkv, out, log_sums, grad, grad_qkv, borders, longest, dropout, seed)
     return grad_qkv
 
 
 @_attention.register_fake
-def _(qkv: Tensor, borders: Tensor, longest: int, dropout: float, seed: Tensor) -> Tensor:
+def _(qkv: Tensor, borders: Tensor, longest: int, dropout: float, seed: Tensor) -> tuple[Tensor, Tensor]:
     tokens, _, heads, width = qkv.shape
-    return qkv.new_empty(tokens, heads, width)
+    return qkv.new_empty(tokens, heads, width), qkv.new_empty(tokens, heads, dtype=torch.float32)
 
 
 @_attention_backward.register_fake
-def _(qkv: Tensor, grad: Tensor, borders: Tensor, longest: int, dropout: float, seed: Tensor) -> Tensor:
+def _(
+    qkv: Tensor, out: Tensor, log_sums: Tensor, grad: Tensor, borders: Tensor, longest: int, dropout: float, seed: Tensor
+) -> Tensor:
     return qkv.new_empty(qkv.shape)
 
 
-def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _save(ctx, inputs, output) -> None:
     qkv, borders, ctx.longest, ctx.dropout, seed = inputs
-    ctx.save_for_backward(qkv, borders, seed)
+    ctx.save_for_backward(qkv, *output, borders, seed)
 
 
-def _differentiate(ctx, grad):  # type: ignore[no-untyped-def]
-    qkv, borders, seed = ctx.saved_tensors
-    return _attention_backward(qkv, grad, borders, ctx.longest, ctx.dropout, seed), None, None, None, None
+def _differentiate(ctx, grad, _log_sums):
+    qkv, out, log_sums, borders, seed = ctx.saved_tensors
+    grad_qkv = _attention_backward(qkv, out, log_sums, grad, borders, ctx.longest, ctx.dropout, seed)
+    return grad_qkv, None, None, None, None
 
 
 _attention.register_autograd(_differentiate, setup_context=_save)
@@ -269,4 +331,5 @@ def short_attention(qkv: Tensor, borders: Tensor, longest: int, dropout: float =
     """(tokens, 3, heads, width) → (tokens, heads, width). `borders` (int32) must cover every token."""
     assert qkv.stride(-1) == 1
     assert qkv.stride(1) == qkv.shape[2] * qkv.shape[3]
-    return _attention(qkv, borders, longest, dropout, random.seed_for(qkv, dropout))
+    out: Tensor = _attention(qkv, borders, longest, dropout, random.seed_for(qkv, dropout))[0]
+    return out

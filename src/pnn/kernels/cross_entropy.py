@@ -26,13 +26,13 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
-def _scores(logits, at, vocabulary: tl.constexpr):  # type: ignore[no-untyped-def]
+def _scores(logits, at, vocabulary: tl.constexpr):
     """z log₂ e at these columns, because the chip has 2ˣ and not eˣ; far below everything in the padding."""
     return tl.load(logits + at, mask=at < vocabulary, other=-1e30).to(tl.float32) * LOG2_E
 
 
 @triton.jit
-def _losses_and_gradients(  # type: ignore[no-untyped-def]
+def _losses_and_gradients(
     logits, labels, row_weights, losses, stride: tl.constexpr, vocabulary: tl.constexpr, block: tl.constexpr
 ):
     """One row: its loss, and its logits replaced by their gradient. Padding columns get zero."""
@@ -70,7 +70,7 @@ def _losses_and_gradients(  # type: ignore[no-untyped-def]
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, row_weights: Tensor, dtype: torch.dtype, chunk: int
     ) -> tuple[Tensor, Tensor]:
         rows, width = x.shape
@@ -108,7 +108,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (losses * row_weights).sum(), losses
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight, grad_bias = ctx.saved_tensors
         return (
             (grad_x * grad).to(ctx.x_dtype),

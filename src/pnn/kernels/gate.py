@@ -23,23 +23,22 @@ def takes(h: Tensor) -> bool:
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
-    h, q, k, delta, temperature, out, rows, each: tl.constexpr, width: tl.constexpr, block: tl.constexpr
-):
+def _forward(h, q, k, delta, temperature, out, rows, q_stride, each: tl.constexpr, width: tl.constexpr, block: tl.constexpr):
     columns = tl.arange(0, block)
     inverse = 1 / tl.load(temperature).to(tl.float32)
     for turn in range(each):
         row = tl.program_id(0).to(tl.int64) * each + turn
         real = (columns < width) & (row < rows)
         at = row * width + columns
-        product = tl.load(q + at, mask=real, other=0.0).to(tl.float32) * tl.load(k + at, mask=real, other=0.0).to(tl.float32)
+        query = tl.load(q + row * q_stride + columns, mask=real, other=0.0).to(tl.float32)
+        product = query * tl.load(k + at, mask=real, other=0.0).to(tl.float32)
         change = tl.sigmoid(product * inverse) * tl.load(delta + at, mask=real, other=0.0).to(tl.float32)
         state = tl.load(h + at, mask=real, other=0.0).to(tl.float32) + change
         tl.store(out + at, state.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
+def _backward(
     grad,
     q,
     k,
@@ -50,6 +49,8 @@ def _backward(  # type: ignore[no-untyped-def]
     grad_delta,
     temperature_shares,
     rows,
+    q_stride,
+    grad_q_stride,
     each: tl.constexpr,
     width: tl.constexpr,
     block: tl.constexpr,
@@ -62,11 +63,11 @@ def _backward(  # type: ignore[no-untyped-def]
         real = (columns < width) & (row < rows)
         at = row * width + columns
         u = tl.load(grad + at, mask=real, other=0.0).to(tl.float32)
-        query = tl.load(q + at, mask=real, other=0.0).to(tl.float32)
+        query = tl.load(q + row * q_stride + columns, mask=real, other=0.0).to(tl.float32)
         key = tl.load(k + at, mask=real, other=0.0).to(tl.float32)
         g = tl.sigmoid(query * key * inverse)
         s = u * tl.load(delta + at, mask=real, other=0.0).to(tl.float32) * g * (1 - g) * inverse
-        tl.store(grad_q + at, (s * key).to(grad_q.dtype.element_ty), mask=real)
+        tl.store(grad_q + row * grad_q_stride + columns, (s * key).to(grad_q.dtype.element_ty), mask=real)
         tl.store(grad_k + at, (s * query).to(grad_k.dtype.element_ty), mask=real)
         tl.store(grad_delta + at, (u * g).to(grad_delta.dtype.element_ty), mask=real)
         share -= s * query * key * inverse
@@ -78,13 +79,31 @@ def _shape(h: Tensor) -> tuple[int, dict[str, int]]:
     return h.numel() // width, {"each": ROWS, "width": width, "block": triton.next_power_of_2(width), "num_warps": 4}
 
 
+def forward(h: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor) -> Tensor:
+    """Rows of q may be part of wider ones; the rest is contiguous."""
+    out = torch.empty_like(h)
+    rows, shape = _shape(h)
+    _forward[(triton.cdiv(rows, ROWS),)](h, q, k, delta, temperature, out, rows, q.stride(-2), **shape)
+    return out
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor, grad_q: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Writes grad_q, whose rows, as those of q, may be part of wider ones; returns the gradients of k, δ and τ."""
+    grad_k, grad_delta = torch.empty_like(k), torch.empty_like(delta)
+    rows, shape = _shape(grad)
+    programs = triton.cdiv(rows, ROWS)
+    shares = grad.new_empty(programs, dtype=torch.float32)
+    strides = q.stride(-2), grad_q.stride(-2)
+    _backward[(programs,)](grad, q, k, delta, temperature, grad_q, grad_k, grad_delta, shares, rows, *strides, **shape)
+    return grad_k, grad_delta, shares.sum().view(1)
+
+
 @torch.library.custom_op("pnn::gated_update", mutates_args=())
 def _update(h: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor) -> Tensor:
     h, q, k, delta = (x.contiguous() for x in (h, q, k, delta))
-    out = torch.empty_like(h)
-    rows, shape = _shape(h)
-    _forward[(triton.cdiv(rows, ROWS),)](h, q, k, delta, temperature, out, rows, **shape)
-    return out
+    return forward(h, q, k, delta, temperature)
 
 
 @torch.library.custom_op("pnn::gated_update_backward", mutates_args=())
@@ -92,12 +111,9 @@ def _update_backward(
     grad: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad, q, k, delta = (x.contiguous() for x in (grad, q, k, delta))
-    grad_q, grad_k, grad_delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(delta)
-    rows, shape = _shape(grad)
-    programs = triton.cdiv(rows, ROWS)
-    shares = grad.new_empty(programs, dtype=torch.float32)
-    _backward[(programs,)](grad, q, k, delta, temperature, grad_q, grad_k, grad_delta, shares, rows, **shape)
-    return grad_q, grad_k, grad_delta, shares.sum().view(1)
+    grad_q = torch.empty_like(q)
+    grad_k, grad_delta, grad_temperature = backward(grad, q, k, delta, temperature, grad_q)
+    return grad_q, grad_k, grad_delta, grad_temperature
 
 
 @_update.register_fake
@@ -111,11 +127,11 @@ def _(grad: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor) ->
     return like[0], like[1], like[2], grad.new_empty(1, dtype=torch.float32)
 
 
-def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs[1:])
 
 
-def _differentiate(ctx, grad):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, grad):
     q, k, delta, temperature = ctx.saved_tensors
     grad_q, grad_k, grad_delta, grad_temperature = _update_backward(grad, q, k, delta, temperature)
     return grad, grad_q, grad_k, grad_delta, grad_temperature.to(temperature.dtype)

@@ -2,9 +2,10 @@
 
     y = LayerNorm(r + m ⊙ (x + b) / (1 − p))        (r and b may be left out)
 
-b is the bias of the product that made x: adding it here costs nothing, and its gradient is a sum that is at hand. Saved are the inputs and two numbers a row (mean and 1/σ); the sum and the dropout mask are made again in the backward pass.
-There each program walks over many rows, so that it can add up its share of the gradients of weight and bias in
-registers; a column sum over all shares finishes them.
+b is the bias of the product that made x: adding it here costs nothing, and its gradient is a sum that is at hand. Saved are
+the inputs and two numbers a row (mean and 1/σ); the sum and the dropout mask are made again in the backward pass. There each
+program walks over many rows, so that it can add up its share of the gradients of weight and biases in registers; a column sum
+over all shares finishes them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _summed(
     width,
     has_residual: tl.constexpr,
     drops: tl.constexpr,
-):  # type: ignore[no-untyped-def]
+):
     """One row of r + dropout(x + b), and its mask times 1/(1 − p)."""
     value = tl.load(x + row * width + columns, mask=real, other=0.0).to(tl.float32) + shift
     factor = scale
@@ -53,7 +54,7 @@ def _summed(
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+def _forward(
     x,
     x_bias,
     residual,
@@ -91,7 +92,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
+def _backward(
     x,
     x_bias,
     residual,
@@ -99,6 +100,7 @@ def _backward(  # type: ignore[no-untyped-def]
     grad,
     means,
     inverse_deviations,
+    passing,
     grad_x,
     grad_residual,
     shares,
@@ -112,6 +114,7 @@ def _backward(  # type: ignore[no-untyped-def]
     has_residual: tl.constexpr,
     has_bias: tl.constexpr,
     drops: tl.constexpr,
+    adds: tl.constexpr,
 ):
     columns = tl.arange(0, block)
     hashes = random.column_hash(columns)
@@ -139,6 +142,8 @@ def _backward(  # type: ignore[no-untyped-def]
         if has_bias:
             x_bias_share += tl.where(real, dx, 0.0)
         if has_residual:
+            if adds:
+                dz += tl.load(passing + at, mask=real, other=0.0).to(tl.float32)
             tl.store(grad_residual + at, dz.to(grad_residual.dtype.element_ty), mask=real)
     share = shares + tl.program_id(0).to(tl.int64) * 3 * width + columns
     tl.store(share, weight_share, mask=columns < width)
@@ -158,8 +163,7 @@ def _shape(x: Tensor, x_bias: Tensor | None, residual: Tensor | None, probabilit
     }
 
 
-@torch.library.custom_op("pnn::dropout_add_norm", mutates_args=())
-def _norm(
+def forward(
     x: Tensor,
     x_bias: Tensor | None,
     residual: Tensor | None,
@@ -170,6 +174,7 @@ def _norm(
     seed: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, and each row's mean and 1/σ."""
     x = x.contiguous()
     rows = x.numel() // x.shape[-1]
     out = torch.empty_like(x, dtype=dtype)
@@ -192,8 +197,7 @@ def _norm(
     return out, means, inverse_deviations
 
 
-@torch.library.custom_op("pnn::dropout_add_norm_backward", mutates_args=())
-def _norm_backward(
+def backward(
     grad: Tensor,
     x: Tensor,
     x_bias: Tensor | None,
@@ -203,8 +207,10 @@ def _norm_backward(
     inverse_deviations: Tensor,
     probability: float,
     seed: Tensor,
+    passing: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of the residual (empty without one), and of weight, bias and x's bias, one a row."""
+    """Gradients of x, of the residual (empty without one), and of weight, bias and x's bias, one a row. `passing` is what
+    reaches the residual by another way: it is added to its gradient."""
     x, grad = x.contiguous(), grad.contiguous()
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
     grad_x = torch.empty_like(x)
@@ -219,6 +225,7 @@ def _norm_backward(
         grad,
         means,
         inverse_deviations,
+        x if passing is None else passing,
         grad_x,
         grad_residual,
         shares,
@@ -227,9 +234,40 @@ def _norm_backward(
         1 / (1 - probability),
         rows,
         each=ROWS,
+        adds=passing is not None,
         **_shape(x, x_bias, residual, probability),
     )
     return grad_x, grad_residual, shares.sum(0)
+
+
+@torch.library.custom_op("pnn::dropout_add_norm", mutates_args=())
+def _norm(
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    probability: float,
+    seed: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return forward(x, x_bias, residual, weight, bias, eps, probability, seed, dtype)
+
+
+@torch.library.custom_op("pnn::dropout_add_norm_backward", mutates_args=())
+def _norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    x_bias: Tensor | None,
+    residual: Tensor | None,
+    weight: Tensor,
+    means: Tensor,
+    inverse_deviations: Tensor,
+    probability: float,
+    seed: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return backward(grad, x, x_bias, residual, weight, means, inverse_deviations, probability, seed)
 
 
 @_norm.register_fake
@@ -266,7 +304,7 @@ def _(
     return grad_x, grad_residual, x.new_empty(3, x.shape[-1], dtype=torch.float32)
 
 
-def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _save(ctx, inputs, output) -> None:
     x, x_bias, residual, weight, _, _, ctx.probability, seed, _ = inputs
     _, means, inverse_deviations = output
     ctx.given = x_bias is not None, residual is not None
@@ -274,7 +312,7 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(x, weight, means, inverse_deviations, seed, *optional)
 
 
-def _differentiate(ctx, grad, _means, _inverse):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, grad, _means, _inverse):
     x, weight, means, inverse_deviations, seed, *optional = ctx.saved_tensors
     x_bias, residual = (optional.pop(0) if given else None for given in ctx.given)
     grad_x, grad_residual, sums = _norm_backward(

@@ -18,7 +18,7 @@ ROWS = (8, 8, 16)  # of a program, by mode: they share the hashes of their colum
 
 
 @triton.jit
-def _normal_distribution(x, bell):  # type: ignore[no-untyped-def]
+def _normal_distribution(x, bell):
     """Φ(x) to 1e-7 from bell = exp(−x²/2), which the gradient needs as well: Abramowitz and Stegun, 7.1.26. The library's
     erf takes half as long again as moving the numbers."""
     t = 1 / (1 + 0.2316418882663604 * tl.abs(x))  # 0.3275911 / √2
@@ -28,7 +28,7 @@ def _normal_distribution(x, bell):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _kernel(  # type: ignore[no-untyped-def]
+def _kernel(
     x,
     bias,
     grad,
@@ -101,20 +101,33 @@ def _launch(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Ten
     return out, shares
 
 
+def dropped(x: Tensor, probability: float, seed: Tensor) -> Tensor:
+    return _launch(x, x, x, probability, seed, 0)[0]
+
+
+def gelu_forward(x: Tensor, bias: Tensor, probability: float, seed: Tensor) -> Tensor:
+    return _launch(x, bias, x, probability, seed, 1)[0]
+
+
+def gelu_backward(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of x and of the bias."""
+    grad_x, shares = _launch(x, bias, grad, probability, seed, 2)
+    return grad_x, shares.sum(0)
+
+
 @torch.library.custom_op("pnn::dropout", mutates_args=())
 def _dropout(x: Tensor, probability: float, seed: Tensor) -> Tensor:
-    return _launch(x, x, x, probability, seed, 0)[0]
+    return dropped(x, probability, seed)
 
 
 @torch.library.custom_op("pnn::gelu_dropout", mutates_args=())
 def _gelu_dropout(x: Tensor, bias: Tensor, probability: float, seed: Tensor) -> Tensor:
-    return _launch(x, bias, x, probability, seed, 1)[0]
+    return gelu_forward(x, bias, probability, seed)
 
 
 @torch.library.custom_op("pnn::gelu_dropout_backward", mutates_args=())
 def _gelu_dropout_backward(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Tensor) -> tuple[Tensor, Tensor]:
-    grad_x, shares = _launch(x, bias, grad, probability, seed, 2)
-    return grad_x, shares.sum(0)
+    return gelu_backward(x, bias, grad, probability, seed)
 
 
 @_dropout.register_fake
@@ -132,22 +145,22 @@ def _(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Tensor) -
     return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[-1], dtype=torch.float32)
 
 
-def _save_dropout(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _save_dropout(ctx, inputs, output) -> None:
     _, ctx.probability, seed = inputs
     ctx.save_for_backward(seed)
 
 
-def _save_gelu(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _save_gelu(ctx, inputs, output) -> None:
     x, bias, ctx.probability, seed = inputs
     ctx.save_for_backward(x, bias, seed)
 
 
-def _differentiate_dropout(ctx, grad):  # type: ignore[no-untyped-def]
+def _differentiate_dropout(ctx, grad):
     (seed,) = ctx.saved_tensors
     return _dropout(grad, ctx.probability, seed), None, None
 
 
-def _differentiate_gelu(ctx, grad):  # type: ignore[no-untyped-def]
+def _differentiate_gelu(ctx, grad):
     x, bias, seed = ctx.saved_tensors
     grad_x, grad_bias = _gelu_dropout_backward(x, bias, grad, ctx.probability, seed)
     return grad_x, grad_bias.to(bias.dtype), None, None

@@ -19,7 +19,7 @@ LOW32 = 0xFFFFFFFF
 
 
 @triton.jit
-def mix(x):  # type: ignore[no-untyped-def]
+def mix(x):
     """MurmurHash3's finaliser on uint32."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
@@ -27,17 +27,17 @@ def mix(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def row_hash(rows, seed):  # type: ignore[no-untyped-def]
+def row_hash(rows, seed):
     return mix(mix(rows.to(tl.uint32)) ^ seed.to(tl.uint32))
 
 
 @triton.jit
-def column_hash(columns):  # type: ignore[no-untyped-def]
+def column_hash(columns):
     return mix(columns.to(tl.uint32) + 0x9E3779B9)
 
 
 @triton.jit
-def kept(rows, columns, threshold):  # type: ignore[no-untyped-def]
+def kept(rows, columns, threshold):
     """`rows` and `columns`: hashes that broadcast to the wanted shape."""
     return (rows ^ columns) * 0x9E3779B1 >= threshold.to(tl.uint32)
 

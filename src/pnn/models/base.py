@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from pnn.nn.attention import Layout, Rows
+from pnn.nn.attention import Layout, Rows, only_at
 from pnn.nn.embeddings import TokenPositionEmbeddings
 from pnn.nn.gating import QueryKeyGate
 from pnn.nn.head import VocabularyHead
@@ -135,13 +135,15 @@ class EncoderBase(PnnPreTrainedModel):
         """What `refine` applies, one at a time."""
         raise NotImplementedError
 
-    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool) -> EncoderOutput:
-        """States h⁰ … hᵀ; with `details` also each step's Δ and gate, where there are any."""
+    def refine(
+        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None
+    ) -> EncoderOutput:
+        """States h⁰ … hᵀ, the last at `last_at` only; with `details` also each step's Δ and gate, where there are any."""
         raise NotImplementedError
 
-    def compile_blocks(self) -> None:
+    def compile_blocks(self, with_kernels: bool = False) -> None:
         """Compile in place what runs again and again. Blocks of one shape share one compiled graph, so this takes as long for
-        one step or layer as for twelve."""
+        one step or layer as for twelve. `with_kernels`: it will train in 16 bit on a GPU that our kernels know."""
         self.embeddings.compile()
         for block in self.blocks:
             block.compile()
@@ -158,8 +160,11 @@ class EncoderBase(PnnPreTrainedModel):
         num_steps: int | None = None,
         output_states: bool = False,
         output_gates: bool = False,
+        last_at: Tensor | None = None,
     ) -> EncoderOutput:
         """Padded input is (B, L) with an `attention_mask`; packed input is (1, N) with `cu_seqlens` (int32 borders).
+        `last_at` (flat indices into the B·L or N tokens) asks for the last state of these tokens alone, (1, len(last_at), d):
+        what nobody reads is not computed, which is most of the last step where a few tokens are predicted.
         `token_type_ids` is taken, because BERT tokenizers send it, and not used: there is no segment embedding."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -167,7 +172,12 @@ class EncoderBase(PnnPreTrainedModel):
             raise ValueError(f"num_steps={num_steps} is below zero")
         tokens = self.embeddings.token(input_ids) if inputs_embeds is None else inputs_embeds
         position_ids, layout = arrange(tokens, attention_mask, position_ids, cu_seqlens, self.config.max_position_embeddings)
-        out = self.refine(self.embeddings(tokens, position_ids), layout, num_steps, output_gates)
+        if last_at is not None and output_gates:
+            raise ValueError("gates come for every token: leave out last_at")
+        h = self.embeddings(tokens, position_ids)
+        if num_steps == 0:  # h⁰ is the last state
+            h = only_at(h, last_at)
+        out = self.refine(h, layout, num_steps, output_gates, last_at)
         if not output_states:
             out.states = None
         if not output_gates:
@@ -222,6 +232,14 @@ class MaskedLMBase(PnnPreTrainedModel):
         output_states: bool = False,
         output_gates: bool = False,
     ) -> MaskedLMOutput:
+        at = logit_positions
+        if labels is not None:
+            labels = labels.flatten()
+            if at is None:
+                at = (labels != IGNORE).nonzero().squeeze(1)
+                labels = labels[at]
+        # the last state is read at `at` alone, unless someone asks for all of it
+        whole = output_states or output_gates or (output_logits and logit_positions is None)
         out = self.encoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -231,25 +249,19 @@ class MaskedLMBase(PnnPreTrainedModel):
             num_steps=num_steps,
             output_states=True,
             output_gates=output_gates,
+            last_at=None if whole else at,
         )
         states: tuple[Tensor, ...] = out.states
-
-        def rows(h: Tensor, positions: Tensor) -> Tensor:
-            return h.flatten(0, 1).index_select(0, positions)
+        last = only_at(out.last_hidden_state, at if whole else None)[0]  # at the rows that are asked for
 
         loss = step_losses = logits = None
         if labels is not None:
-            labels = labels.flatten()
-            at = logit_positions
-            if at is None:
-                at = (labels != IGNORE).nonzero().squeeze(1)
-                labels = labels[at]
             trained, weights = self.supervised(states)
-            features = [self.head.features(rows(h, at)) for h in trained]
+            rows = [*(only_at(h, at)[0] for h in trained[:-1]), last]
+            features = [self.head.features(h) for h in rows]
             loss, step_losses = step_weighted_loss(features, self.head.decoder, labels, weights, num_items_in_batch)
         if output_logits:
-            last = out.last_hidden_state
-            logits = self.head(last if logit_positions is None else rows(last, logit_positions))
+            logits = self.head(out.last_hidden_state if logit_positions is None else last)
         return MaskedLMOutput(
             loss=loss,
             logits=logits,

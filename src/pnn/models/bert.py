@@ -69,12 +69,14 @@ class BertBaselineModel(EncoderBase):
     def blocks(self) -> nn.ModuleList:
         return self.layers
 
-    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool) -> EncoderOutput:
+    def refine(
+        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None
+    ) -> EncoderOutput:
         if num_steps is not None and num_steps > len(self.layers):
             raise ValueError(f"num_steps={num_steps}, but a BERT baseline of {len(self.layers)} layers has no more steps")
-        states = [h]
-        for layer in self.layers[:num_steps]:
-            h = layer(h, layout)
+        layers, states = self.layers[:num_steps], [h]
+        for number, layer in enumerate(layers, 1):
+            h = layer(h, layout, last_at if number == len(layers) else None)
             states.append(h)
         return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=(), gates=())
 

@@ -118,11 +118,19 @@ class PNNModel(EncoderBase):
     def blocks(self) -> nn.ModuleList:
         return self.refiners
 
-    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool) -> EncoderOutput:
+    def compile_blocks(self, with_kernels: bool = False) -> None:
+        written_out = with_kernels and self.config.update == "gated" and self.config.gate == "query_key"
+        if not written_out:  # kernels/refinement leaves a compiler nothing to do
+            super().compile_blocks(with_kernels)
+
+    def refine(
+        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None
+    ) -> EncoderOutput:
         """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again."""
         schedule = self.config.schedule
         states, deltas, gates = [h], [], []
-        for step in range(self.config.num_steps if num_steps is None else num_steps):
+        steps = self.config.num_steps if num_steps is None else num_steps
+        for step in range(steps):
             refiner = self.refiners[schedule[step % len(schedule)]]
             if details:
                 refinement = refiner.propose(h, layout)
@@ -131,7 +139,7 @@ class PNNModel(EncoderBase):
                 if refinement.gate is not None:
                     gates.append(refinement.gate)
             else:
-                h = refiner(h, layout)
+                h = refiner(h, layout, last_at if step == steps - 1 else None)
             states.append(h)
         return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=tuple(deltas), gates=tuple(gates))
 

@@ -19,11 +19,15 @@ def computed_in(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def for_kernels(x: Tensor) -> bool:
-    """Whether x is computed with in 16 bit on a GPU that Triton knows."""
-    if not (x.is_cuda and kernels.HAS_TRITON and computed_in(x) in (torch.float16, torch.bfloat16)):
+def kernels_compute(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels take over there: in 16 bit, on a GPU that Triton knows well (the Ampere generation or later)."""
+    if device.type != "cuda" or not kernels.HAS_TRITON or dtype not in (torch.float16, torch.bfloat16):
         return False
-    return torch.cuda.get_device_capability(x.device)[0] >= 8
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def for_kernels(x: Tensor) -> bool:
+    return kernels_compute(x.device, computed_in(x))
 
 
 def untouched(module: nn.Module) -> bool:

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pnn.nn.attention import Layout, SelfAttention
+from pnn.nn.attention import Layout, SelfAttention, only_at
 from pnn.nn.delta_rule import rewrite_delta, soft_unit
 from pnn.nn.feed_forward import FeedForward
 from pnn.nn.gating import QueryKeyGate
-from pnn.nn.pointwise import drop, drop_add_norm
+from pnn.nn.pointwise import computed_in, drop, drop_add_norm, for_kernels, probability, untouched
 
 
 class Refinement(NamedTuple):
@@ -63,28 +63,76 @@ class DeltaRefiner(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.ffn.down.zero_start = zero_init  # type: ignore[assignment]
 
-    def forward(self, h: Tensor, layout: Layout) -> Tensor:
-        """The next state, h + Δ."""
+    def forward(self, h: Tensor, layout: Layout, at: Tensor | None = None) -> Tensor:
+        """The next state, h + Δ. With `at` only of these tokens: attention sees all of them, the rest is per token."""
         if self.gate is None:
-            return h + self.propose(h, layout).delta
-        return self.gate.update(h, self.raw_delta(self.attend(h, layout)))
+            return only_at(h, at) + self.propose(h, layout, at).delta
+        if layout.cu_seqlens is not None and self.in_one_piece(h, layout):
+            return only_at(self.written_out(h, layout), at)
+        here = only_at(h, at)
+        return self.gate.update(here, self.raw_delta(self.attend(h, layout, here, at)))
 
-    def propose(self, h: Tensor, layout: Layout) -> Refinement:
+    def in_one_piece(self, h: Tensor, layout: Layout) -> bool:
+        """Whether a step is computed by kernels/refinement: in training, in 16 bit on a GPU, nothing hooked or replaced."""
+        if not (for_kernels(h) and h.dtype == computed_in(h) and torch.is_grad_enabled()):
+            return False
+        from pnn.kernels import refinement
+
+        plain = all(type(module) in PLAIN_PARTS and untouched(module) for module in self.modules())
+        return plain and refinement.takes(h.shape[-1], self.attention.num_heads, layout.max_seqlen)
+
+    def written_out(self, h: Tensor, layout: Layout) -> Tensor:
+        from pnn.kernels import refinement
+
+        assert self.gate is not None
+        assert layout.cu_seqlens is not None
+        attention, ffn, gate, norm = self.attention, self.ffn, self.gate, self.delta_norm
+        weights = refinement.Weights(
+            qkv=attention.qkv.weight,
+            qkv_bias=attention.qkv.bias,
+            out=attention.out.weight,
+            out_bias=attention.out.bias,
+            norm=self.attention_norm.weight,
+            norm_bias=self.attention_norm.bias,
+            up=ffn.up.weight,
+            up_bias=ffn.up.bias,
+            down=ffn.down.weight,
+            down_bias=ffn.down.bias,
+            delta=None if norm is None else norm.weight,
+            delta_bias=None if norm is None else norm.bias,
+            query=gate.query.weight,
+            query_bias=gate.query.bias,
+            key=gate.key.weight,
+            key_bias=gate.key.bias,
+            temperature=gate.temperature,
+        )
+        dropout, attention_dropout = probability(self.dropout), attention.attention_dropout if self.training else 0.0
+        settings = refinement.Settings(
+            attention.num_heads, layout.max_seqlen, dropout, attention_dropout, self.attention_norm.eps
+        )
+        return refinement.step(h, layout.cu_seqlens, weights, settings)
+
+    def propose(self, h: Tensor, layout: Layout, at: Tensor | None = None) -> Refinement:
         """Δ and what it is made of."""
-        attended = self.attend(h, layout)
+        here = only_at(h, at)
+        attended = self.attend(h, layout, here, at)
         raw = self.raw_delta(attended)
         if self.write is not None:
             v, beta = self.write(attended).split(1, dim=-1)
-            return Refinement(rewrite_delta(h, soft_unit(raw), v, 2 * torch.sigmoid(beta)), raw, None)
+            return Refinement(rewrite_delta(here, soft_unit(raw), v, 2 * torch.sigmoid(beta)), raw, None)
         if self.gate is None:
             return Refinement(raw, raw, None)
-        gate = self.gate(h, raw)
+        gate = self.gate(here, raw)
         return Refinement(gate * raw, raw, gate)
 
-    def attend(self, h: Tensor, layout: Layout) -> Tensor:
-        return drop_add_norm(*self.attention.unbiased(h, layout), self.dropout, h, self.attention_norm)
+    def attend(self, h: Tensor, layout: Layout, here: Tensor, at: Tensor | None) -> Tensor:
+        return drop_add_norm(*self.attention.unbiased(h, layout, at), self.dropout, here, self.attention_norm)
 
     def raw_delta(self, attended: Tensor) -> Tensor:
         if self.delta_norm is None:
             return drop(self.ffn(attended), self.dropout)
         return drop_add_norm(*self.ffn.unbiased(attended), self.dropout, None, self.delta_norm)
+
+
+# What a refiner is made of when nobody has replaced a part of it
+PLAIN_PARTS = (DeltaRefiner, SelfAttention, FeedForward, QueryKeyGate, nn.Linear, nn.LayerNorm, nn.Dropout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pnn.nn.attention import Layout, SelfAttention
+from pnn.nn.attention import Layout, SelfAttention, only_at
 from pnn.nn.feed_forward import FeedForward
 from pnn.nn.pointwise import drop_add_norm
 
@@ -27,6 +27,7 @@ class TransformerLayer(nn.Module):
         self.ffn_norm = nn.LayerNorm(hidden_size, eps=eps)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, h: Tensor, layout: Layout) -> Tensor:
-        h = drop_add_norm(*self.attention.unbiased(h, layout), self.dropout, h, self.attention_norm)
+    def forward(self, h: Tensor, layout: Layout, at: Tensor | None = None) -> Tensor:
+        """With `at` only of these tokens: attention sees all of them, the rest is per token."""
+        h = drop_add_norm(*self.attention.unbiased(h, layout, at), self.dropout, only_at(h, at), self.attention_norm)
         return drop_add_norm(*self.ffn.unbiased(h), self.dropout, h, self.ffn_norm)

@@ -34,6 +34,7 @@ from pnn.evaluation.masked import evaluate_masked
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.sections import build_model, model_config
+from pnn.nn.pointwise import kernels_compute
 from pnn.objectives import count_targets
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
@@ -165,12 +166,14 @@ class Trainer:
         self.position = start
         wrapped, self.stepper = self.accelerator.prepare(self.model, self.optimizer)  # the stepper knows of fp16 scaling
         self.wrapped = wrapped
+        dtype, device = DTYPES[mixed_precision], self.accelerator.device
         if self.compiled:
-            self.model.base_model.compile_blocks()
+            self.model.base_model.compile_blocks(with_kernels=kernels_compute(device, dtype))
         self._fix_shapes()
         recordable = self.compiled and self.accelerator.num_processes == 1  # several talk to each other during a pass
-        recordable = recordable and can_record(self.model.config, mixed_precision, self.accelerator.device)
-        self.recorder = Recorder(self._forward_backward) if recordable else None
+        recordable = recordable and can_record(self.model.config, dtype, device)
+        parameters = self.model.parameters()
+        self.recorder = Recorder(self._forward_backward, parameters, self.plan.accumulation) if recordable else None
         self.unchecked: list[tuple[int, torch.Tensor]] = []  # (step, [loss, gradient norm]) not yet looked at
         self.signal: int | None = None
         self.signal_time = 0.0
@@ -324,7 +327,10 @@ class Trainer:
                 losses.append(torch.stack((self.recorder or self._forward_backward)(inputs)))
         norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.training.gradient_clip)
         self.stepper.step()
-        self.stepper.zero_grad(set_to_none=self.recorder is None)
+        if self.recorder is None:
+            self.stepper.zero_grad()
+        else:
+            self.recorder.end_update()
         totals = torch.stack(losses).sum(0)
         if processes > 1:
             totals = accelerator.reduce(totals, "sum")

@@ -4,45 +4,45 @@ Issuing the kernels of a PNN update one by one takes the host about 25 ms on an 
 paper's batch, but more than it needs for a small one. A replay takes the host almost nothing.
 
 A graph repeats the very same kernels on the very same memory. So inputs are copied into the buffers it was recorded with,
-every input must keep its shape, nothing inside may wait for the device, and gradients are added to buffers that stay
-(`zero_grad(set_to_none=False)`). Dropout is new at every replay: its seeds are drawn inside the graph from torch's generator,
-which the graph advances.
+every input must keep its shape, nothing inside may wait for the device, and gradients lie in buffers that stay. Dropout is
+new at every replay: its seeds are drawn inside the graph from torch's generator, which the graph advances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pnn import kernels
 from pnn.errors import UserError
+from pnn.nn.pointwise import kernels_compute
 
 PASSES_BEFORE_RECORDING = 3  # until everything is compiled and gradients exist
 Inputs = dict[str, Tensor]
 Pass = Callable[[Inputs], tuple[Tensor, ...]]
 
 
-def can_record(model_config: Any, mixed_precision: str, device: torch.device) -> bool:
+def can_record(model_config: Any, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a pass of this model waits for nothing: in bf16 on a GPU, with attention that our kernel computes. (fp16 has a
     loss scale to look at, fp32 the plain attention, which asks for the longest sequence.)"""
-    if device.type != "cuda" or mixed_precision != "bf16" or not kernels.HAS_TRITON:
+    if dtype != torch.bfloat16 or not kernels_compute(device, dtype):
         return False
     from pnn.kernels import attention
 
     head_width = model_config.hidden_size // model_config.num_attention_heads
-    new_enough = torch.cuda.get_device_capability(device)[0] >= 8
-    return new_enough and attention.takes(head_width, model_config.max_position_embeddings)
+    return attention.takes(head_width, model_config.max_position_embeddings)
 
 
 class Recorder:
     """Computes passes: issues the first few, then records one and replays it for all inputs of its shapes."""
 
-    def __init__(self, run: Pass):
+    def __init__(self, run: Pass, parameters: Iterable[Tensor], passes_per_update: int):
         self.run = run
+        self.parameters = list(parameters)
+        self.adds = passes_per_update > 1  # to the gradients of the passes before; a single pass writes them anew
         self.stream = torch.cuda.Stream()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.passes = 0
@@ -61,13 +61,27 @@ class Recorder:
             return self.run(inputs)
         if self.graph is None:
             self._record(inputs)
+        assert self.graph is not None
         if any(x.shape != self.inputs[name].shape for name, x in inputs.items()):
-            return self.run(inputs)  # more short sequences than there was room for: too rare for a second recording
+            # more short sequences than there was room for: too rare for a second recording
+            if not self.adds:
+                self._zero()
+            return self.run(inputs)
         for name, x in inputs.items():
             self.inputs[name].copy_(x)
-        assert self.graph is not None
         self.graph.replay()
         return tuple(x.clone() for x in self.outputs)
+
+    def end_update(self) -> None:
+        """Make ready for the next update's gradients. The buffers that a recording writes to must stay."""
+        if self.adds:
+            self._zero()
+        elif self.graph is None:
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    def _zero(self) -> None:
+        torch._foreach_zero_([parameter.grad for parameter in self.parameters if parameter.grad is not None])
 
     def _record(self, inputs: Inputs) -> None:
         self.inputs = {name: x.clone() for name, x in inputs.items()}

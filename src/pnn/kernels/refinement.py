@@ -1,0 +1,163 @@
+"""A whole refinement step of PNN, its forward and backward pass written out: matrix products, and the kernels between them.
+
+    [qkv, q] = W h + b,   a = LN(h + drop(W_o attention(qkv) + b_o)),   δ = drop(W_2 drop(GELU(W_1 a + b_1)) + b_2)  [LN(δ)]
+    k = W_k δ + b_k,   h⁺ = h + σ(q ⊙ k / τ) ⊙ δ
+
+autograd over the single operations computes the same. Written out, the four ways that gradients reach h, and the two that
+reach δ, are added inside the products and kernels where they arise, instead of in passes of their own; the gate's query is
+projected in one product with attention's; and there is nothing left to compile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pnn.kernels import attention, gate, norm, pointwise
+
+
+class Weights(NamedTuple):
+    """Parameters of a step, in their own precision. `delta_*` (LN on δ) and the gate's biases may be None."""
+
+    qkv: Tensor
+    qkv_bias: Tensor
+    out: Tensor
+    out_bias: Tensor
+    norm: Tensor
+    norm_bias: Tensor
+    up: Tensor
+    up_bias: Tensor
+    down: Tensor
+    down_bias: Tensor
+    delta: Tensor | None
+    delta_bias: Tensor | None
+    query: Tensor
+    query_bias: Tensor | None
+    key: Tensor
+    key_bias: Tensor | None
+    temperature: Tensor
+
+
+class Settings(NamedTuple):
+    heads: int
+    longest: int  # an upper bound on the sequences' lengths
+    dropout: float
+    attention_dropout: float
+    eps: float
+
+
+def takes(width: int, heads: int, longest: int) -> bool:
+    return attention.takes(width // heads, longest) and width <= min(norm.WIDEST, gate.WIDEST)
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, borders: Tensor, seeds: Tensor, settings: Settings, *parameters: Tensor | None) -> Tensor:
+        w = Weights(*parameters)  # type: ignore[arg-type]
+        width, dtype, p = h.shape[-1], h.dtype, settings.dropout
+        attention_seed, norm_seed, gelu_seed, delta_seed = seeds.split(1)
+        x = h.reshape(-1, width)
+        no_bias = w.qkv_bias.new_zeros(width)
+        projection = torch.cat((w.qkv, w.query)).to(dtype)
+        projection_bias = torch.cat((w.qkv_bias, no_bias if w.query_bias is None else w.query_bias)).to(dtype)
+        out, up, down, key = (matrix.to(dtype) for matrix in (w.out, w.up, w.down, w.key))
+
+        projected = torch.addmm(projection_bias, x, projection.t())
+        qkv, q = _parts(projected, settings.heads)
+        context, log_sums = attention.forward(qkv, borders, settings.longest, settings.attention_dropout, attention_seed)
+        context = context.flatten(1)
+        attended = torch.mm(context, out.t())
+        a, *statistics = norm.forward(attended, w.out_bias, x, w.norm, w.norm_bias, settings.eps, p, norm_seed, dtype)
+        inner = torch.mm(a, up.t())
+        active = pointwise.gelu_forward(inner, w.up_bias, p, gelu_seed)
+        if w.delta is None or w.delta_bias is None:
+            raw = torch.addmm(w.down_bias.to(dtype), active, down.t())
+            delta = pointwise.dropped(raw, p, delta_seed)
+        else:
+            raw = torch.mm(active, down.t())
+            delta, *more = norm.forward(raw, w.down_bias, None, w.delta, w.delta_bias, settings.eps, p, delta_seed, dtype)
+            statistics += more
+        k = torch.mm(delta, key.t()) if w.key_bias is None else torch.addmm(w.key_bias.to(dtype), delta, key.t())
+        ctx.save_for_backward(
+            *(borders, seeds, x, projected, context, log_sums, attended, a, inner, active, raw, delta, k),
+            *(projection, out, up, down, key, w.out_bias, w.norm, w.up_bias, w.down_bias, w.temperature),
+            *(*statistics, *(() if w.delta is None else (w.delta,))),
+        )
+        ctx.settings, ctx.shape = settings, h.shape
+        ctx.has_biases = w.query_bias is not None, w.key_bias is not None
+        return gate.forward(x, q, k, delta, w.temperature).view(h.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        borders, seeds, x, projected, context, log_sums, attended, a, inner, active, raw, delta, k, *rest = ctx.saved_tensors
+        projection, out, up, down, key, out_bias, norm_weight, up_bias, down_bias, temperature, *statistics = rest
+        settings, p = ctx.settings, ctx.settings.dropout
+        attention_seed, norm_seed, gelu_seed, delta_seed = seeds.split(1)
+        qkv, q = _parts(projected, settings.heads)
+        grad = grad.reshape(x.shape).contiguous()
+
+        grad_projected = torch.empty_like(projected)
+        grad_qkv, grad_q = _parts(grad_projected, settings.heads)
+        grad_k, grad_delta, grad_temperature = gate.backward(grad, q, k, delta, temperature, grad_q)
+        grad_delta = torch.addmm(grad_delta, grad_k, key, out=grad_delta)  # δ is gated, and its key gates
+        if len(statistics) == 2:
+            grad_raw = pointwise.dropped(grad_delta, p, delta_seed)
+            grad_down_bias = _sum(grad_raw)
+            delta_grads: tuple[Tensor | None, Tensor | None] = (None, None)
+        else:
+            *_, means, inverse_deviations, delta_weight = statistics
+            grad_raw, _, sums = norm.backward(
+                grad_delta, raw, down_bias, None, delta_weight, means, inverse_deviations, p, delta_seed
+            )
+            grad_down_bias, delta_grads = sums[2], (sums[0], sums[1])
+        grad_inner, grad_up_bias = pointwise.gelu_backward(inner, up_bias, torch.mm(grad_raw, down), p, gelu_seed)
+        # h is changed by the gate (grad passes), normed with attention, and projected: three ways back, added on the way
+        means, inverse_deviations = statistics[:2]
+        grad_a = torch.mm(grad_inner, up)
+        grad_attended, grad_h, sums = norm.backward(
+            grad_a, attended, out_bias, x, norm_weight, means, inverse_deviations, p, norm_seed, passing=grad
+        )
+        attention.backward(
+            *(qkv, context, log_sums, torch.mm(grad_attended, out), grad_qkv),
+            *(borders, settings.longest, settings.attention_dropout, attention_seed),
+        )
+        grad_h = torch.addmm(grad_h, grad_projected, projection, out=grad_h)
+        width = x.shape[1]
+        grad_projection, grad_projection_bias = _product(grad_projected, x), _sum(grad_projected)
+        has_query_bias, has_key_bias = ctx.has_biases
+        return (
+            grad_h.view(ctx.shape),
+            *(None, None, None),
+            *(grad_projection[: 3 * width], grad_projection_bias[: 3 * width]),
+            *(_product(grad_attended, context), sums[2], sums[0], sums[1]),
+            *(_product(grad_inner, a), grad_up_bias, _product(grad_raw, active), grad_down_bias),
+            *delta_grads,
+            *(grad_projection[3 * width :], grad_projection_bias[3 * width :] if has_query_bias else None),
+            *(_product(grad_k, delta), _sum(grad_k) if has_key_bias else None),
+            grad_temperature,
+        )
+
+
+def _parts(projected: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """(tokens, 4 d) → qkv as (tokens, 3, heads, d / heads), and the gate's q (tokens, d): views."""
+    width = projected.shape[1] // 4
+    return projected[:, : 3 * width].unflatten(1, (3, heads, width // heads)), projected[:, 3 * width :]
+
+
+def _product(grad: Tensor, x: Tensor) -> Tensor:
+    """gradᵀ x in fp32: a matrix's gradient."""
+    return torch.mm(grad.t(), x, out_dtype=torch.float32) if x.is_cuda else grad.t().float() @ x.float()
+
+
+def _sum(grad: Tensor) -> Tensor:
+    return grad.sum(0, dtype=torch.float32)
+
+
+@torch.compiler.disable  # nothing to gain from it, and it would have to follow all of the above
+def step(h: Tensor, borders: Tensor, weights: Weights, settings: Settings) -> Tensor:
+    """h: (…, d) in the precision to compute in, packed; returns the next state."""
+    seeds = torch.randint(0, 2**31 - 1, (4,), device=h.device)
+    out: Tensor = _Step.apply(h, borders, seeds, settings, *weights)
+    return out

@@ -1,0 +1,67 @@
+"""Every kernel compiles for the GPUs that we claim, in the shape of the paper's model, without a GPU: Triton brings its own
+assembler. What a chip's shared memory cannot hold, or what spills registers, shows here and not first on a user's machine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
+
+SHARED = {80: 163, 86: 99, 90: 227}  # KiB a block may use, by compute capability
+CODE = """
+import sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from pnn.kernels import attention, cross_entropy, gate, norm, pointwise
+
+capability = int(sys.argv[1])
+
+def build(kernel, warps, constants, **types):
+    signature = {name: "constexpr" if name in constants else types.get(name) or types[""] for name in kernel.arg_names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") or "stride" in name
+    }
+    source = ASTSource(kernel, signature, constants, aligned)
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": 1})
+    print(kernel.__module__.rpartition(".")[2], kernel.__name__, warps, built.metadata.shared, flush=True)
+
+scalars = {"scale": "fp32", "threshold": "i64", "keep_scale": "fp32", "eps": "fp32", "rows": "i32"}
+strides = {"stride": "i32", "grad_stride": "i32", "q_stride": "i32", "grad_q_stride": "i32"}
+numbers = {**scalars, **strides, "seeds": "*i64"}
+for drops in (False, True):
+    shape = {"heads": 12, "width": 64, "half": 64, "drops": drops}
+    more = {**numbers, "": "*bf16", "log_sums": "*fp32", "borders": "*i32"}
+    build(attention._forward, 8 if drops else 4, {**shape, "block_q": 128 if drops else 64}, **more)
+    build(attention._backward, 4, shape, **more)
+    for kernel, constants in ((norm._forward, {}), (norm._backward, {"each": norm.ROWS, "adds": True})):
+        floats = ("weight", "bias", "x_bias", "means", "inverse_deviations", "shares")
+        shape = {"width": 768, "block": 1024, "has_residual": True, "has_bias": True, "drops": drops}
+        build(kernel, 1, {**shape, **constants}, **numbers, **dict.fromkeys(floats, "*fp32"), **{"": "*bf16"})
+for mode in range(3):
+    shape = {"each": pointwise.ROWS[mode], "width": 2048, "block": 1024, "mode": mode}
+    build(pointwise._kernel, 4, shape, **numbers, bias="*fp32", shares="*fp32", **{"": "*bf16"})
+for kernel in (gate._forward, gate._backward):
+    floats = {"temperature": "*fp32", "temperature_shares": "*fp32"}
+    build(kernel, 4, {"each": gate.ROWS, "width": 768, "block": 1024}, **numbers, **floats, **{"": "*bf16"})
+rows = {"labels": "*i64", "row_weights": "*fp32", "losses": "*fp32", "logits": "*bf16"}
+build(cross_entropy._losses_and_gradients, 8, {"stride": 30592, "vocabulary": 30522, "block": 2048}, **rows)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", SHARED)
+def test_every_kernel_compiles_and_fits(capability):
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", CODE, str(capability)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    built = [line.split() for line in done.stdout.splitlines()]
+    assert len(built) == 14
+    for *name, shared in built:
+        assert int(shared) <= SHARED[capability] * 1024, name
