@@ -20,14 +20,14 @@ def test_flash_attention_equals_the_plain_form_in_values_and_gradients(dtype):
     lengths = torch.tensor([5, 128, 1, 77, 64])
     borders = torch.cat((torch.tensor([0]), lengths.cumsum(0))).to("cuda", torch.int32)
     layout = Layout(cu_seqlens=borders, max_seqlen=128)
-    inputs = [torch.randn(int(lengths.sum()), 12, 64, device="cuda", dtype=dtype) for _ in range(3)]
-    grad = torch.randn_like(inputs[0])
+    qkv = torch.randn(int(lengths.sum()), 3, 12, 64, device="cuda", dtype=dtype)
+    grad = torch.randn_like(qkv[:, 0])
     results = []
     for attend, kind in ((flash_packed_attention, dtype), (packed_attention, torch.float64)):
-        leaves = [x.detach().to(kind).requires_grad_() for x in inputs]
-        out = attend(*leaves, layout)
+        leaf = qkv.detach().to(kind).requires_grad_()
+        out = attend(leaf, layout)
         out.backward(grad.to(kind))
-        results.append([out, *(leaf.grad for leaf in leaves)])
+        results.append([out, *leaf.grad.unbind(1)])
     for fast, plain in zip(*results, strict=True):
         assert (fast.double() - plain).norm() / plain.norm() < 1e-2
 

@@ -71,13 +71,11 @@ def loss_and_gradients(model):
     return out.loss.item(), out.step_losses, {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("in_one_piece", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "in_one_piece"), [*((name, True) for name in MODELS), ("published", False)])
 def test_a_model_with_kernels_is_the_plain_model(name, in_one_piece, request, monkeypatch):
     if not in_one_piece:
         monkeypatch.setattr(pnn.nn.refiner.DeltaRefiner, "in_one_piece", lambda *_: False)
-        if name == "bert":
-            pytest.skip("a BERT layer is never computed in one piece")
     torch.manual_seed(0)
     model = MODELS[name]().train()
     for p in model.parameters():  # biases and norms away from their first values, so that each matters

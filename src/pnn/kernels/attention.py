@@ -6,8 +6,8 @@ With at most `LONGEST` tokens a sequence, every key fits on the chip: the softma
 pass is one kernel without atomics. Flash attention is made for long sequences and pays for that generality on short ones; it
 also has no dropout on packed batches.
 
-Saved for the backward pass are the inputs, the output and one number a token and head, log₂ Σ 2^score, from which P is made again
-without a reduction. Dropout's mask is drawn again from its seed (`random`): a row is a token's head, a column a key.
+Saved for the backward pass are the inputs, the output and one number a token and head, log₂ Σ 2^score, from which P is made
+again without a reduction. Dropout's mask is drawn again from its seed (`random`): a row is a token's head, a column a key.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class PNNConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
     head_transform: bool = False  # BERT's dense layer before the vocabulary; what a tied head wants
     dropout: float | int = 0.1
-    attention_dropout: float | int = 0.0  # > 0 rules out flash attention on packed batches
+    attention_dropout: float | int = 0.0  # > 0 rules out flash attention, which takes sequences over 128 tokens
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = 0

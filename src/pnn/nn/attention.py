@@ -86,12 +86,12 @@ def packed_attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tenso
     return out.flatten(0, 1).flatten(1).index_select(0, rows.place).view(-1, *qkv.shape[2:])
 
 
-def flash_packed_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+def flash_packed_attention(qkv: Tensor, layout: Layout) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # exists for CUDA builds; imported where it is used
 
     borders = layout.cu_seqlens
     assert borders is not None
-    out = varlen_attn(q, k, v, borders, borders, layout.max_seqlen, layout.max_seqlen)
+    out = varlen_attn(*qkv.unbind(1), borders, borders, layout.max_seqlen, layout.max_seqlen)
     assert isinstance(out, Tensor)
     return out
 
@@ -106,7 +106,7 @@ def attend_packed(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
             assert layout.cu_seqlens is not None
             return kernel.short_attention(qkv, layout.cu_seqlens, layout.max_seqlen, dropout)
         if dropout == 0 and width <= 256 and width % 8 == 0:
-            return flash_packed_attention(*qkv.unbind(1), layout)
+            return flash_packed_attention(qkv, layout)
     return packed_attention(qkv, layout, dropout)
 
 

@@ -164,8 +164,9 @@ class Trainer:
             start=start,
         )
         self.position = start
-        wrapped, self.stepper = self.accelerator.prepare(self.model, self.optimizer)  # the stepper knows of fp16 scaling
-        self.wrapped = wrapped
+        self.wrapped, stepper = self.accelerator.prepare(self.model, self.optimizer)
+        # accelerate's own knows of fp16 scaling, and looks for a package on disk at every step
+        self.stepper = self.optimizer if self.accelerator.scaler is None else stepper
         dtype, device = DTYPES[mixed_precision], self.accelerator.device
         if self.compiled:
             self.model.base_model.compile_blocks(with_kernels=kernels_compute(device, dtype))
@@ -305,7 +306,9 @@ class Trainer:
     def _apply(self, update: Update, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         accelerator, data, seed = self.accelerator, self.config.data, self.config.training.seed
         device, processes = accelerator.device, accelerator.num_processes
-        torch.manual_seed(_step_seed(seed, self.step, accelerator.process_index))
+        # (torch.manual_seed would write a stack trace for every kind of device that is not there)
+        seed_all = torch.manual_seed if device.type == "cuda" else torch.default_generator.manual_seed
+        seed_all(_step_seed(seed, self.step, accelerator.process_index))
         batches = [batch.with_borders(self.border_capacity).to(device) for batch in update.batches]
         masked = [b.mask(self.special, data.mask_probability, seed, data.masking, self.capacity) for b in batches]
         targets = torch.stack([count_targets(m.labels) for m in masked]).sum()
