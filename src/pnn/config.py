@@ -55,7 +55,8 @@ class TrainingConfig:
     adam_beta2: float = 0.999
     gradient_clip: float = 1.0
     precision: str = "auto"  # "fp32", "fp16", "bf16"; auto: bf16 on a GPU that has it, fp16 on an older one, fp32 on CPU
-    compile: bool | None = None  # torch.compile; null: on a GPU
+    compile: bool | None = None  # torch.compile and recorded passes; null: on a GPU
+    fp8: bool = False  # the loss's logits by a product in fp8, on a GPU of compute capability 8.9 or newer
     device: str = "auto"  # "cpu", "cuda"
     log_every: int = 10  # updates between lines of metrics.jsonl
     evaluate_every: int = 500

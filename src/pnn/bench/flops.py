@@ -4,7 +4,8 @@
     inference  2 · (Σ matrix parameters a token passes)  +   4 · L · d  for every layer or step
 
 A shared matrix counts each time it is passed. The head counts only for positions that are predicted, by their share of all
-tokens; a PNN is trained after every step, so its head is passed T times in training and once in inference. Attention's
+tokens; a PNN is trained after every step, so its head is passed T times in training and once in inference. The last step or
+layer, too, is only asked for predicted positions: every token passes q, k and v there, the rest only those. Attention's
 q kᵀ and weights · v take 2 L d each forward, and twice that backward; L is the mean number of tokens that a token attends
 to: the mean of the sequences' lengths, each weighted by its tokens. Embeddings are looked up and cost nothing here; norms,
 activations and the optimiser are left out, as is usual. Padding is no work: a baseline that computes it gets no credit.
@@ -40,16 +41,22 @@ def blocks(config: Any) -> int:
     return steps
 
 
+def passed_in_blocks(config: Any, steps: int, target_share: float) -> float:
+    """Matrix parameters that a token passes in all steps or layers."""
+    qkv = 3 * config.hidden_size**2
+    return (steps - 1) * block_parameters(config) + qkv + target_share * (block_parameters(config) - qkv)
+
+
 def training_flops(config: Any, attended: float, target_share: float) -> float:
     """FLOPs of a real token, forward and backward. `attended`: L; `target_share`: predicted positions over tokens."""
     steps = blocks(config)
     supervised = steps if isinstance(config, PNNConfig) else 1
-    passed = steps * block_parameters(config) + supervised * target_share * head_parameters(config)
+    passed = passed_in_blocks(config, steps, target_share) + supervised * target_share * head_parameters(config)
     return 6 * passed + 12 * attended * config.hidden_size * steps
 
 
 def inference_flops(config: Any, attended: float, target_share: float, num_steps: int | None = None) -> float:
     """FLOPs of a real token where only the last step is read, after `num_steps` steps (all if not given)."""
     steps = blocks(config) if num_steps is None else num_steps
-    passed = steps * block_parameters(config) + target_share * head_parameters(config)
+    passed = passed_in_blocks(config, steps, target_share) + target_share * head_parameters(config)
     return 2 * passed + 4 * attended * config.hidden_size * steps

@@ -5,7 +5,8 @@
 
 autograd over the single operations computes the same. Written out, the four ways that gradients reach h, and the two that
 reach δ, are added inside the products and kernels where they arise, instead of in passes of their own; the gate's query is
-projected in one product with attention's; and there is nothing left to compile.
+projected in one product with attention's; and there is nothing left to compile. With `at` the step is asked for a few tokens
+only (the predicted ones, at the last step): attention still needs keys and values of all, everything after it is per token.
 """
 
 from __future__ import annotations
@@ -54,22 +55,36 @@ def takes(width: int, heads: int, longest: int) -> bool:
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, borders: Tensor, seeds: Tensor, settings: Settings, *parameters: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        at: Tensor | None,
+        borders: Tensor,
+        seeds: Tensor,
+        settings: Settings,
+        *parameters: Tensor | None,
+    ) -> Tensor:
         w = Weights(*parameters)  # type: ignore[arg-type]
         width, dtype, p = h.shape[-1], h.dtype, settings.dropout
         attention_seed, norm_seed, gelu_seed, delta_seed = seeds.split(1)
         x = h.reshape(-1, width)
+        # [qkv, q] in one product where the gate needs q of every token, qkv alone where it needs q of a few
         no_bias = w.qkv_bias.new_zeros(width)
-        projection = torch.cat((w.qkv, w.query)).to(dtype)
-        projection_bias = torch.cat((w.qkv_bias, no_bias if w.query_bias is None else w.query_bias)).to(dtype)
-        out, up, down, key = (matrix.to(dtype) for matrix in (w.out, w.up, w.down, w.key))
+        query, query_bias = w.query, no_bias if w.query_bias is None else w.query_bias
+        projection = (w.qkv if at is not None else torch.cat((w.qkv, query))).to(dtype)
+        projection_bias = (w.qkv_bias if at is not None else torch.cat((w.qkv_bias, query_bias))).to(dtype)
+        query, out, up, down, key = (matrix.to(dtype) for matrix in (query, w.out, w.up, w.down, w.key))
 
         projected = torch.addmm(projection_bias, x, projection.t())
-        qkv, q = _parts(projected, settings.heads)
+        qkv, q = _parts(projected, width, settings.heads)
         context, log_sums = attention.forward(qkv, borders, settings.longest, settings.attention_dropout, attention_seed)
         context = context.flatten(1)
-        attended = torch.mm(context, out.t())
-        a, *statistics = norm.forward(attended, w.out_bias, x, w.norm, w.norm_bias, settings.eps, p, norm_seed, dtype)
+        here, seen = x, context
+        if at is not None:
+            here, seen = x.index_select(0, at), context.index_select(0, at)
+            q = torch.addmm(query_bias.to(dtype), here, query.t())
+        attended = torch.mm(seen, out.t())
+        a, *statistics = norm.forward(attended, w.out_bias, here, w.norm, w.norm_bias, settings.eps, p, norm_seed, dtype)
         inner = torch.mm(a, up.t())
         active = pointwise.gelu_forward(inner, w.up_bias, p, gelu_seed)
         if w.delta is None or w.delta_bias is None:
@@ -81,25 +96,28 @@ class _Step(torch.autograd.Function):
             statistics += more
         k = torch.mm(delta, key.t()) if w.key_bias is None else torch.addmm(w.key_bias.to(dtype), delta, key.t())
         ctx.save_for_backward(
-            *(borders, seeds, x, projected, context, log_sums, attended, a, inner, active, raw, delta, k),
-            *(projection, out, up, down, key, w.out_bias, w.norm, w.up_bias, w.down_bias, w.temperature),
+            *(at, borders, seeds, x, projected, context, log_sums, here, q, attended, a, inner, active, raw, delta, k),
+            *(projection, query, out, up, down, key, w.out_bias, w.norm, w.up_bias, w.down_bias, w.temperature),
             *(*statistics, *(() if w.delta is None else (w.delta,))),
         )
         ctx.settings, ctx.shape = settings, h.shape
         ctx.has_biases = w.query_bias is not None, w.key_bias is not None
-        return gate.forward(x, q, k, delta, w.temperature).view(h.shape)
+        assert q is not None
+        return gate.forward(here, q, k, delta, w.temperature).view(h.shape if at is None else (1, len(at), width))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        borders, seeds, x, projected, context, log_sums, attended, a, inner, active, raw, delta, k, *rest = ctx.saved_tensors
-        projection, out, up, down, key, out_bias, norm_weight, up_bias, down_bias, temperature, *statistics = rest
-        settings, p = ctx.settings, ctx.settings.dropout
+        at, borders, seeds, x, projected, context, log_sums, here, q, attended, a, inner, active, raw, delta, k, *rest = (
+            ctx.saved_tensors
+        )
+        projection, query, out, up, down, key, out_bias, norm_weight, up_bias, down_bias, temperature, *statistics = rest
+        settings, p, width = ctx.settings, ctx.settings.dropout, x.shape[1]
         attention_seed, norm_seed, gelu_seed, delta_seed = seeds.split(1)
-        qkv, q = _parts(projected, settings.heads)
-        grad = grad.reshape(x.shape).contiguous()
+        grad = grad.reshape(here.shape).contiguous()
 
         grad_projected = torch.empty_like(projected)
-        grad_qkv, grad_q = _parts(grad_projected, settings.heads)
+        grad_qkv, grad_q = _parts(grad_projected, width, settings.heads)
+        grad_q = torch.empty_like(q) if grad_q is None else grad_q
         grad_k, grad_delta, grad_temperature = gate.backward(grad, q, k, delta, temperature, grad_q)
         grad_delta = torch.addmm(grad_delta, grad_k, key, out=grad_delta)  # δ is gated, and its key gates
         if len(statistics) == 2:
@@ -117,33 +135,47 @@ class _Step(torch.autograd.Function):
         means, inverse_deviations = statistics[:2]
         grad_a = torch.mm(grad_inner, up)
         grad_attended, grad_h, sums = norm.backward(
-            grad_a, attended, out_bias, x, norm_weight, means, inverse_deviations, p, norm_seed, passing=grad
+            grad_a, attended, out_bias, here, norm_weight, means, inverse_deviations, p, norm_seed, passing=grad
         )
+        grad_context = torch.mm(grad_attended, out)
+        seen = context
+        if at is not None:
+            seen = context.index_select(0, at)
+            grad_context = torch.zeros_like(context).index_add_(0, at, grad_context)
         attention.backward(
-            *(qkv, context, log_sums, torch.mm(grad_attended, out), grad_qkv),
+            *(qkv_of(projected, width, settings.heads), context, log_sums, grad_context, grad_qkv),
             *(borders, settings.longest, settings.attention_dropout, attention_seed),
         )
-        grad_h = torch.addmm(grad_h, grad_projected, projection, out=grad_h)
-        width = x.shape[1]
         grad_projection, grad_projection_bias = _product(grad_projected, x), _sum(grad_projected)
+        if at is None:
+            grad_h = torch.addmm(grad_h, grad_projected, projection, out=grad_h)
+            grad_query, grad_query_bias = grad_projection[3 * width :], grad_projection_bias[3 * width :]
+        else:
+            grad_here = torch.addmm(grad_h, grad_q, query, out=grad_h)
+            grad_h = torch.mm(grad_projected, projection).index_add_(0, at, grad_here)
+            grad_query, grad_query_bias = _product(grad_q, here), _sum(grad_q)
         has_query_bias, has_key_bias = ctx.has_biases
         return (
             grad_h.view(ctx.shape),
-            *(None, None, None),
+            *(None, None, None, None),
             *(grad_projection[: 3 * width], grad_projection_bias[: 3 * width]),
-            *(_product(grad_attended, context), sums[2], sums[0], sums[1]),
+            *(_product(grad_attended, seen), sums[2], sums[0], sums[1]),
             *(_product(grad_inner, a), grad_up_bias, _product(grad_raw, active), grad_down_bias),
             *delta_grads,
-            *(grad_projection[3 * width :], grad_projection_bias[3 * width :] if has_query_bias else None),
+            *(grad_query, grad_query_bias if has_query_bias else None),
             *(_product(grad_k, delta), _sum(grad_k) if has_key_bias else None),
             grad_temperature,
         )
 
 
-def _parts(projected: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """(tokens, 4 d) → qkv as (tokens, 3, heads, d / heads), and the gate's q (tokens, d): views."""
-    width = projected.shape[1] // 4
-    return projected[:, : 3 * width].unflatten(1, (3, heads, width // heads)), projected[:, 3 * width :]
+def qkv_of(projected: Tensor, width: int, heads: int) -> Tensor:
+    """The first 3 d of each row as (tokens, 3, heads, d / heads): a view."""
+    return projected[:, : 3 * width].unflatten(1, (3, heads, width // heads))
+
+
+def _parts(projected: Tensor, width: int, heads: int) -> tuple[Tensor, Tensor | None]:
+    """qkv, and the gate's q (tokens, d) if it was projected with them: views."""
+    return qkv_of(projected, width, heads), projected[:, 3 * width :] if projected.shape[1] > 3 * width else None
 
 
 def _product(grad: Tensor, x: Tensor) -> Tensor:
@@ -156,8 +188,8 @@ def _sum(grad: Tensor) -> Tensor:
 
 
 @torch.compiler.disable  # nothing to gain from it, and it would have to follow all of the above
-def step(h: Tensor, borders: Tensor, weights: Weights, settings: Settings) -> Tensor:
-    """h: (…, d) in the precision to compute in, packed; returns the next state."""
+def step(h: Tensor, at: Tensor | None, borders: Tensor, weights: Weights, settings: Settings) -> Tensor:
+    """h: (1, tokens, d), packed, in the precision to compute in → the next state; with `at` of these, (1, len(at), d)."""
     seeds = torch.randint(0, 2**31 - 1, (4,), device=h.device)
-    out: Tensor = _Step.apply(h, borders, seeds, settings, *weights)
+    out: Tensor = _Step.apply(h, at, borders, seeds, settings, *weights)
     return out

@@ -67,13 +67,14 @@ def arrange(
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
     max_positions: int,
+    heads: int,
 ) -> tuple[Tensor, Layout]:
     """Position ids and layout of a padded (B, L, d) or packed (1, N, d) batch of token embeddings."""
     rows, length = tokens.shape[:2]
     if cu_seqlens is not None:
         if rows != 1:
             raise ValueError(f"packed input is one row of tokens, got {rows} rows")
-        as_rows = None if for_kernels(tokens) else Rows.of(cu_seqlens, length)  # kernels go by the borders
+        as_rows = None if for_kernels(tokens) else Rows.of(cu_seqlens, length, heads)  # kernels go by the borders
         layout = Layout(cu_seqlens=cu_seqlens, max_seqlen=max_positions, rows=as_rows)
         if position_ids is None:
             position_ids = (torch.arange(length, device=tokens.device) - layout.sequence_starts(length))[None]
@@ -135,9 +136,7 @@ class EncoderBase(PnnPreTrainedModel):
         """What `refine` applies, one at a time."""
         raise NotImplementedError
 
-    def refine(
-        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None
-    ) -> EncoderOutput:
+    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None) -> EncoderOutput:
         """States h⁰ … hᵀ, the last at `last_at` only; with `details` also each step's Δ and gate, where there are any."""
         raise NotImplementedError
 
@@ -171,7 +170,8 @@ class EncoderBase(PnnPreTrainedModel):
         if num_steps is not None and num_steps < 0:
             raise ValueError(f"num_steps={num_steps} is below zero")
         tokens = self.embeddings.token(input_ids) if inputs_embeds is None else inputs_embeds
-        position_ids, layout = arrange(tokens, attention_mask, position_ids, cu_seqlens, self.config.max_position_embeddings)
+        longest, heads = self.config.max_position_embeddings, self.config.num_attention_heads
+        position_ids, layout = arrange(tokens, attention_mask, position_ids, cu_seqlens, longest, heads)
         if last_at is not None and output_gates:
             raise ValueError("gates come for every token: leave out last_at")
         h = self.embeddings(tokens, position_ids)
@@ -259,7 +259,9 @@ class MaskedLMBase(PnnPreTrainedModel):
             trained, weights = self.supervised(states)
             rows = [*(only_at(h, at)[0] for h in trained[:-1]), last]
             features = [self.head.features(h) for h in rows]
-            loss, step_losses = step_weighted_loss(features, self.head.decoder, labels, weights, num_items_in_batch)
+            loss, step_losses = step_weighted_loss(
+                features, self.head.decoder, labels, weights, num_items_in_batch, fp8=self.head.fp8
+            )
         if output_logits:
             logits = self.head(out.last_hidden_state if logit_positions is None else last)
         return MaskedLMOutput(

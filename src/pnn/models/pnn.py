@@ -123,9 +123,7 @@ class PNNModel(EncoderBase):
         if not written_out:  # kernels/refinement leaves a compiler nothing to do
             super().compile_blocks(with_kernels)
 
-    def refine(
-        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None
-    ) -> EncoderOutput:
+    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None) -> EncoderOutput:
         """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again."""
         schedule = self.config.schedule
         states, deltas, gates = [h], [], []

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pnn.kernels import short_rows
 from pnn.nn.pointwise import for_kernels, product, untouched
 
 ROW_MULTIPLE = 16  # what a CPU takes at once: torch's attention over rows of 31 is half as fast as over rows of 32
@@ -27,23 +28,34 @@ ROW_MULTIPLE = 16  # what a CPU takes at once: torch's attention over rows of 31
 
 @dataclass(frozen=True)
 class Rows:
-    """Packed sequences laid out as padded rows, for attention alone: where everything goes, worked out once for a batch."""
+    """Packed sequences laid out as padded rows, for attention alone: where everything goes, worked out once for a batch.
 
-    token: Tensor  # (sequences, longest) which packed token lies in each place; padding repeats its sequence's last one
-    place: Tensor  # (tokens,) in which place, counted through all rows, each packed token lies
-    keep: Tensor  # (sequences, longest) bool, True at real tokens
+    What moves is one token's q, k or v in one head, a row of the (tokens · 3 · heads, d_head) that a projection gives.
+    """
+
+    heads: int
+    keep: Tensor  # (sequences, length) bool, True at real tokens
+    spread: Tensor  # which of them lies in each place of (3, sequences, heads, length); padding repeats its last token
+    gather: Tensor  # the way back: in which place each of them lies, (tokens · 3 · heads,)
+    collect: Tensor  # in which place of (sequences, heads, length) each token's attention is found, (tokens · heads,)
 
     @staticmethod
-    def of(cu_seqlens: Tensor, tokens: int) -> Rows:
+    def of(cu_seqlens: Tensor, tokens: int, heads: int) -> Rows:
         starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
-        filled = lengths.clamp(min=1)[:, None]  # an empty sequence sees one token, whose weight goes nowhere: no NaN
-        longest = math.ceil(int(lengths.max()) / ROW_MULTIPLE) * ROW_MULTIPLE
-        column = torch.arange(longest, device=cu_seqlens.device)
-        token = (starts[:, None] + column.minimum(filled - 1)).clamp(max=tokens - 1)
-        # each token's place is its own number, moved on by the padding in the rows before its own
-        padding = torch.arange(len(starts), device=cu_seqlens.device) * len(column) - starts
-        place = torch.arange(tokens, device=cu_seqlens.device) + padding.repeat_interleave(lengths, output_size=tokens)
-        return Rows(token, place, column < filled)
+        filled = lengths.clamp(min=1)  # an empty sequence sees one token, whose weight goes nowhere: no NaN
+        sequences, length = len(starts), math.ceil(int(lengths.max()) / ROW_MULTIPLE) * ROW_MULTIPLE
+
+        def count(n: int) -> Tensor:
+            return torch.arange(n, device=cu_seqlens.device)
+
+        token = (starts[:, None] + count(length).minimum(filled[:, None] - 1)).clamp(max=tokens - 1)
+        spread = token[:, None] * (3 * heads) + count(3 * heads).view(3, 1, heads, 1)
+        # a token's place in head 0 is its own number, moved on by what its row begins with less its sequence's first token
+        moved = count(sequences) * (heads * length) - starts
+        place = count(tokens) + moved.repeat_interleave(lengths, output_size=tokens)
+        collect = place[:, None] + count(heads) * length
+        gather = collect[:, None] + count(3)[:, None] * (sequences * heads * length)
+        return Rows(heads, count(length) < filled[:, None], spread.flatten(), gather.flatten(), collect.flatten())
 
 
 @dataclass(frozen=True)
@@ -79,11 +91,20 @@ def packed_attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tenso
 
     Everything else in a model (nine tenths of its work) stays packed, so only this step pays for uneven lengths.
     """
+    rows = rows_of(qkv, layout)
+    _, _, heads, width = qkv.shape
+    q, k, v = qkv.reshape(-1, width).index_select(0, rows.spread).view(3, -1, heads, rows.keep.shape[1], width)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=rows.keep[:, None, None, :], dropout_p=dropout)
+    return out.reshape(-1, width).index_select(0, rows.collect).view(-1, heads, width)
+
+
+def rows_of(qkv: Tensor, layout: Layout) -> Rows:
+    """The batch's rows, or new ones for a module with another number of heads."""
+    tokens, _, heads, _ = qkv.shape
+    if layout.rows is not None and layout.rows.heads == heads:
+        return layout.rows
     assert layout.cu_seqlens is not None
-    rows = layout.rows or Rows.of(layout.cu_seqlens, len(qkv))
-    padded = qkv.flatten(1).index_select(0, rows.token.flatten()).view(*rows.token.shape, *qkv.shape[1:])
-    out = padded_attention(*padded.unbind(2), rows.keep, dropout)
-    return out.flatten(0, 1).flatten(1).index_select(0, rows.place).view(-1, *qkv.shape[2:])
+    return Rows.of(layout.cu_seqlens, tokens, heads)
 
 
 def flash_packed_attention(qkv: Tensor, layout: Layout) -> Tensor:
@@ -91,7 +112,8 @@ def flash_packed_attention(qkv: Tensor, layout: Layout) -> Tensor:
 
     borders = layout.cu_seqlens
     assert borders is not None
-    out = varlen_attn(*qkv.unbind(1), borders, borders, layout.max_seqlen, layout.max_seqlen)
+    q, k, v = qkv.unbind(1)
+    out = varlen_attn(q, k, v, borders, borders, layout.max_seqlen, layout.max_seqlen)
     assert isinstance(out, Tensor)
     return out
 
@@ -107,6 +129,9 @@ def attend_packed(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
             return kernel.short_attention(qkv, layout.cu_seqlens, layout.max_seqlen, dropout)
         if dropout == 0 and width <= 256 and width % 8 == 0:
             return flash_packed_attention(qkv, layout)
+    rows = rows_of(qkv, layout)
+    if dropout == 0 and short_rows.takes(qkv, rows.keep.shape[1]):
+        return short_rows.attention(qkv, rows.keep, rows.spread, rows.gather, rows.collect)
     return packed_attention(qkv, layout, dropout)
 
 
@@ -136,7 +161,8 @@ class SelfAttention(nn.Module):
         parts = (3, self.num_heads, hidden // self.num_heads)
         dropout = self.attention_dropout if self.training else 0.0
         if layout.cu_seqlens is None:
-            out = padded_attention(*qkv.view(*batch, *parts).unbind(-3), keep=layout.keep, dropout=dropout)
+            q, k, v = qkv.view(*batch, *parts).unbind(-3)
+            out = padded_attention(q, k, v, layout.keep, dropout)
         else:
             out = attend_packed(qkv.view(-1, *parts), layout, dropout)
         return out.reshape(*batch, hidden)

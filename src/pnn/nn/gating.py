@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pnn.nn.pointwise import for_kernels
+from pnn.nn.pointwise import for_kernels, untouched
 
 
 class QueryKeyGate(nn.Module):
@@ -31,8 +32,7 @@ class QueryKeyGate(nn.Module):
         nn.init.constant_(self.temperature, self.initial_temperature)
 
     def forward(self, h: Tensor, delta: Tensor) -> Tensor:
-        # times 1/τ: the gradient of a division goes over the tokens three times more
-        return torch.sigmoid(self.query(h) * self.key(delta) * self.temperature.reciprocal())
+        return torch.sigmoid(self.query(h) * self.key(delta) / self.temperature)
 
     def update(self, h: Tensor, delta: Tensor) -> Tensor:
         """h + g ⊙ δ, for callers that do not need the gate itself."""
@@ -41,4 +41,9 @@ class QueryKeyGate(nn.Module):
 
             if kernel.takes(h):
                 return kernel.gated_update(h, self.query(h), self.key(delta), delta, self.temperature)
+        if type(self.query) is nn.Linear and untouched(self.query):
+            # τ divides the matrix instead of every token, which takes its gradient over the tokens three times less
+            bias = None if self.query.bias is None else self.query.bias / self.temperature
+            q = F.linear(h, self.query.weight / self.temperature, bias)
+            return torch.addcmul(h, torch.sigmoid(q * self.key(delta)), delta)
         return torch.addcmul(h, self(h, delta), delta)

@@ -6,9 +6,9 @@
 
     hᵗ     = hᵗ⁻¹ + Δᵗ, with the same refiner at every step
 
-The last FFN matrix and its bias start at zero, so
-that Δ = 0 exactly before training; `zero_start` marks them for the model's initialiser, which runs after constructors and
-would otherwise overwrite them (this is how the published code lost its zero init).
+The last FFN matrix and its bias start at zero, so that Δ = 0 exactly before training; `zero_start` marks them for the model's
+initialiser, which runs after constructors and would otherwise overwrite them (this is how the published code lost its zero
+init).
 
 `update="delta"` replaces the gated addition by a rewrite along one direction (see `delta_rule`): k from δ, v = W_v a and
 β = 2σ(w_β a + b_β), Δ = β k (v − kᵀh).
@@ -68,7 +68,7 @@ class DeltaRefiner(nn.Module):
         if self.gate is None:
             return only_at(h, at) + self.propose(h, layout, at).delta
         if layout.cu_seqlens is not None and self.in_one_piece(h, layout):
-            return only_at(self.written_out(h, layout), at)
+            return self.written_out(h, layout, at)
         here = only_at(h, at)
         return self.gate.update(here, self.raw_delta(self.attend(h, layout, here, at)))
 
@@ -81,7 +81,7 @@ class DeltaRefiner(nn.Module):
         plain = all(type(module) in PLAIN_PARTS and untouched(module) for module in self.modules())
         return plain and refinement.takes(h.shape[-1], self.attention.num_heads, layout.max_seqlen)
 
-    def written_out(self, h: Tensor, layout: Layout) -> Tensor:
+    def written_out(self, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:
         from pnn.kernels import refinement
 
         assert self.gate is not None
@@ -110,7 +110,7 @@ class DeltaRefiner(nn.Module):
         settings = refinement.Settings(
             attention.num_heads, layout.max_seqlen, dropout, attention_dropout, self.attention_norm.eps
         )
-        return refinement.step(h, layout.cu_seqlens, weights, settings)
+        return refinement.step(h, at, layout.cu_seqlens, weights, settings)
 
     def propose(self, h: Tensor, layout: Layout, at: Tensor | None = None) -> Refinement:
         """Δ and what it is made of."""

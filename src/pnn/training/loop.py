@@ -38,7 +38,7 @@ from pnn.nn.pointwise import kernels_compute
 from pnn.objectives import count_targets
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
-from pnn.training.device import compiles, precision_of
+from pnn.training.device import check_fp8, compiles, precision_of
 from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
 from pnn.training.recording import Recorder, can_record
 from pnn.training.tracking import Metrics, environment
@@ -127,6 +127,7 @@ class Trainer:
         self.config, self.run, self.quiet = config, run, quiet
         mixed_precision, on_gpu = precision_of(config)
         self.compiled = compiles(config.training, on_gpu)
+        check_fp8(config.training, mixed_precision, on_gpu)
         # several runs in one process may differ in precision and device; processes that are connected stay so
         AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
         self.accelerator = Accelerator(
@@ -205,7 +206,9 @@ class Trainer:
             raise UserError(
                 f"model.max_position_embeddings: {section.max_position_embeddings}, but data.max_length is {data.max_length}"
             )
-        return build_model(section)
+        model = build_model(section)
+        model.head.fp8 = self.config.training.fp8
+        return model
 
     def _restore(self) -> int:
         """Continue from the last checkpoint; returns its place in the stream."""
