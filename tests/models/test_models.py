@@ -109,7 +109,8 @@ def test_packed_and_padded_forward_agree_in_values_and_gradients(name):
     assert (padded_logits - packed_logits).abs().max() < 1e-5
     for (parameter, _), one, two in zip(model.named_parameters(), padded_grads, packed_grads, strict=True):
         assert one.norm() > 1e-3, parameter
-        assert (one - two).norm() < 1e-5 * one.norm(), parameter
+        # (a gradient that is a sum of large numbers to almost nothing is right to their rounding, not to its own)
+        assert (one - two).norm() < 1e-5 * one.norm().clamp(min=0.1), parameter
 
 
 @every_model

@@ -120,8 +120,10 @@ def test_old_checkpoints_are_rotated_away_but_never_best_and_last(tiny_config, t
 
 
 def test_a_golden_curve(tiny_config, tmp_path):
-    """A refactor must not change what is learnt. Update the numbers only for a change that is meant to."""
-    Trainer(load_config(str(tiny_config(training={"max_steps": 10}))), tmp_path / "run", quiet=True).train()
+    """A refactor must not change what is learnt. Update the numbers only for a change that is meant to. (Without dropout: its
+    draws depend on what is computed where, which a faster form may change.)"""
+    config = tiny_config(model={"dropout": 0.0}, training={"max_steps": 10})
+    Trainer(load_config(str(config)), tmp_path / "run", quiet=True).train()
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
     golden = [float(x) for x in GOLDEN.split()]
@@ -129,5 +131,5 @@ def test_a_golden_curve(tiny_config, tmp_path):
 
 
 GOLDEN = """
-4.594779 4.510007 4.620777 4.415799 4.515800 4.324513 4.207186 4.310101 4.169301 4.290097
+4.562370 4.495337 4.574574 4.430100 4.497483 4.305144 4.183964 4.246405 4.155922 4.304255
 """
