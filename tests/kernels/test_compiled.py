@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
 
-SHARED = {80: 163, 86: 99, 90: 227}  # KiB a block may use, by compute capability
+SHARED = {86: 99, 90: 227}  # KiB a block may use, by compute capability
 CODE = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
