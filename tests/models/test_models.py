@@ -228,6 +228,27 @@ def test_loss_over_labels_equals_loss_over_logit_positions(name):
 
 
 @every_model
+@pytest.mark.parametrize("steps", [None, 1, 0])
+def test_a_last_state_at_the_predicted_tokens_alone_gives_the_same_loss_and_gradients(name, steps):
+    model = build(name)
+    _, _, packed, borders = some_batch()
+    at = torch.tensor([0, 4, 5, 16, 17, 24, 0])  # the last place is not used
+    labels = torch.cat((packed[0, at[:-1]], torch.tensor([-100])))
+    call = {"input_ids": packed, "cu_seqlens": borders, "labels": labels, "logit_positions": at, "num_steps": steps}
+    results = []
+    for whole in (True, False):
+        out = model(**call, output_states=whole)
+        grads = torch.autograd.grad(out.loss, list(model.parameters()), materialize_grads=True)
+        results.append((out.loss, out.step_losses, out.logits, *grads))
+    for one, other in zip(*results, strict=True):
+        assert (one - other).norm() <= 1e-5 * one.norm().clamp(min=1e-2)
+    last = model.base_model(input_ids=packed, cu_seqlens=borders, num_steps=steps, last_at=at).last_hidden_state
+    assert last.shape == (1, len(at), SMALL["hidden_size"])
+    with pytest.raises(ValueError, match="gates come for every token"):
+        model.base_model(input_ids=packed, cu_seqlens=borders, last_at=at, output_gates=True)
+
+
+@every_model
 def test_num_items_in_batch_is_what_the_loss_is_divided_by(name):
     model = build(name)
     ids, mask, _, _ = some_batch()

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pnn.nn.attention import Layout, SelfAttention, packed_attention, padded_attention
+from pnn.kernels import short_rows
+from pnn.nn.attention import Layout, Rows, SelfAttention, packed_attention, padded_attention
 from pnn.nn.delta_rule import rewrite, rewrite_delta, soft_unit
 from pnn.nn.embeddings import TokenPositionEmbeddings
 from pnn.nn.feed_forward import FeedForward
@@ -118,6 +119,41 @@ def test_packed_attention_has_gradients_of_each_sequence_alone():
         parts = [x[None, start:stop].detach().requires_grad_() for x in inputs]
         alone = torch.autograd.grad((padded_attention(*parts, keep=None) * weights[None, start:stop]).sum(), parts)
         assert all(torch.allclose(w[start:stop], a[0], atol=1e-12) for w, a in zip(whole, alone, strict=True))
+
+
+@few
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.integers(0, 2), st.integers(0, 1000))
+def test_batched_products_over_short_rows_equal_packed_attention(lengths, empty, seed):
+    borders = torch.tensor([0, *lengths, *[0] * empty]).cumsum(0).to(torch.int32)  # empty sequences at the end
+    qkv = random(sum(lengths), 3, HEADS, 4, seed=seed)
+    rows = Rows.of(borders, len(qkv), HEADS)
+    assert short_rows.takes(qkv.requires_grad_(), rows.keep.shape[1])
+    weights = random(len(qkv), HEADS, 4, seed=9)
+    results = []
+    for out in (
+        short_rows.attention(qkv, rows.keep, rows.spread, rows.gather, rows.collect),
+        packed_attention(qkv, Layout(cu_seqlens=borders)),
+    ):
+        results.append((out, *torch.autograd.grad((out * weights).sum(), qkv)))
+    assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(*results, strict=True))
+
+
+def test_what_is_not_a_number_stays_in_its_own_packed_sequence():
+    module, borders = shaken(SelfAttention(WIDTH, HEADS)), torch.tensor([0, 3, 8, 8], dtype=torch.int32)
+    h = random(1, 8, WIDTH)
+    h[0, 0] = math.nan  # reaches its whole sequence, and nothing of the next one
+    out = module(h.requires_grad_(), Layout(cu_seqlens=borders))
+    (grad,) = torch.autograd.grad(out[0, 3:].sum(), h)
+    assert out[0, :3].isnan().all()
+    assert out[0, 3:].isfinite().all()
+    assert grad[0, 3:].isfinite().all()
+
+
+def test_rows_of_another_number_of_heads_are_worked_out_anew():
+    module, borders = shaken(SelfAttention(WIDTH, HEADS)), torch.tensor([0, 2, 6], dtype=torch.int32)
+    h = random(1, 6, WIDTH)
+    others = Layout(cu_seqlens=borders, rows=Rows.of(borders, 6, HEADS + 1))
+    assert torch.equal(module(h, others), module(h, Layout(cu_seqlens=borders)))
 
 
 def test_attention_dropout_acts_in_training_only():
