@@ -35,8 +35,10 @@ def copy_in(runs: Path) -> None:
     for run in sorted(path.parent for path in runs.glob("*/evaluation.json")):
         folder = MEASURED / run.name
         folder.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            shutil.copy(run / name, folder / name)
+        data = read_config(run).data
+        for name in FILES:  # with DATA for where the text lay, as in configs/
+            text = (run / name).read_text(encoding="utf-8").replace(str(Path(data.tokenizer).parent), "DATA")
+            write_text(folder / name, text.replace(data.prepared, "prepared"))
         shutil.copy(runs / f"{run.name}.wall.json", folder / "wall.json")
 
 
@@ -69,7 +71,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         cells = ["" if value is None else f"{100 * value:.1f}" for value in per_step]
         low, high = row["accuracy_interval"]
         lines.append(
-            f"| {NAMES[name]} | {row['parameters'] / 1e6:.1f}M | {row['epochs']} | {' | '.join(cells)} "
+            f"| {NAMES[name]} | {row['parameters'] / 1e6:.1f}M | {row['epochs']:g} | {' | '.join(cells)} "
             f"| {100 * low:.1f}–{100 * high:.1f} | {100 * row['texts']['plain']['accuracy']:.1f} "
             f"| {row['wall_minutes']:.1f} | {row['tokens_per_second'] / 1e3:,.0f}K |"
         )
@@ -83,7 +85,7 @@ def answer(rows: dict[str, dict[str, Any]]) -> str:
         paper = PAPER["bert" if name == "bert" else "pnn"]
         parts.append(
             f"{NAMES[name]} reaches {100 * row['accuracy']:.1f} % ({100 * low:.1f}–{100 * high:.1f}) of masked tokens of "
-            f"WikiText-103 valid after {row['epochs']} epochs in {row['wall_minutes']:.1f} minutes "
+            f"WikiText-103 valid after {row['epochs']:g} epochs in {row['wall_minutes']:.1f} minutes "
             f"(the paper: {100 * paper:.1f} %)"
         )
     return "; ".join(parts) + "."

@@ -131,4 +131,6 @@ def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind)
         curves[recorded] = torch.stack(losses)
         assert (recorder.graph is not None) == recorded
     assert curves[True][-1] < curves[True][0] - 0.3
-    assert (curves[True] - curves[False]).abs().max() < 5e-3
+    difference = (curves[True] - curves[False]).abs()
+    assert difference[:5].max() < 1e-4  # the recording is made at the fourth
+    assert difference.max() < 2e-2  # rounding to bf16, in whichever order atomic additions come, grows from there

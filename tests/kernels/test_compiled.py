@@ -39,7 +39,7 @@ for drops in (False, True):
     shape = {"heads": 12, "width": 64, "half": 64, "drops": drops}
     more = {**numbers, "": "*bf16", "log_sums": "*fp32", "borders": "*i32"}
     build(attention._forward, 8 if drops else 4, {**shape, "block_q": 128 if drops else 64}, **more)
-    build(attention._backward, 4, shape, **more)
+    build(attention._backward, 8, {**shape, "block_q": 128}, **more)
     for kernel, constants in ((norm._forward, {}), (norm._backward, {"each": norm.ROWS, "adds": True})):
         floats = ("weight", "bias", "x_bias", "means", "inverse_deviations", "shares")
         shape = {"width": 768, "block": 1024, "has_residual": True, "has_bias": True, "drops": drops}

@@ -1,4 +1,4 @@
-"""Packed self-attention for short sequences, each head of each on its own.
+"""Packed self-attention for short sequences: one program computes one head of one whole sequence.
 
     P = softmax(q kᵀ / √d),   out = dropout(P) v
 
@@ -99,19 +99,54 @@ def _of_queries(out, grad, log_sums, start, rows, length, head, heads: tl.conste
 
 
 @triton.jit
-def _keys_tile(
-    q, do, log_sum, product, k, v, rows, columns, length, row_hashes, scale, threshold, keep_scale, drops: tl.constexpr
+def _backward_sequence(
+    qkv,
+    out,
+    log_sums,
+    grad,
+    grad_qkv,
+    start,
+    length,
+    head,
+    seeds,
+    stride,
+    grad_stride,
+    scale,
+    threshold,
+    keep_scale,
+    heads: tl.constexpr,
+    width: tl.constexpr,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+    drops: tl.constexpr,
 ):
-    """(keys, queries): dropout(P)ᵀ, for dv, and ∂Sᵀ, for dk. Transposed, they are what the products want on their left."""
-    p = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale - log_sum[None, :])
-    p = tl.where(columns[:, None] < length, p, 0.0)
-    dp = tl.dot(v, tl.trans(do), input_precision="ieee")
-    dropped = p
-    if drops:
-        kept = random.kept(row_hashes[None, :], random.column_hash(columns)[:, None], threshold)
-        dropped = tl.where(kept, p * keep_scale, 0.0)
-        dp = tl.where(kept, dp * keep_scale, 0.0)
-    return dropped.to(do.dtype), (p * (dp - product[None, :])).to(q.dtype)
+    """Tiles are (keys, queries), transposed: what the products for dv and dk want on their left."""
+    columns = tl.arange(0, block_k)
+    k = _rows_of(qkv, start, columns, length, stride, 1, head, heads, width)
+    v = _rows_of(qkv, start, columns, length, stride, 2, head, heads, width)
+    dk = tl.zeros([block_k, width], tl.float32)
+    dv = tl.zeros([block_k, width], tl.float32)
+    for first in tl.static_range(0, block_k, block_q):
+        if first < length:
+            rows = first + tl.arange(0, block_q)
+            q = _rows_of(qkv, start, rows, length, stride, 0, head, heads, width)
+            do, log_sum, product = _of_queries(out, grad, log_sums, start, rows, length, head, heads, width)
+            p = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * scale - log_sum[None, :])
+            p = tl.where(columns[:, None] < length, p, 0.0)
+            dp = tl.dot(v, tl.trans(do), input_precision="ieee")
+            dropped = p
+            if drops:
+                hashes = random.row_hash((start + rows) * heads + head, tl.load(seeds))
+                kept = random.kept(hashes[None, :], random.column_hash(columns)[:, None], threshold)
+                dropped = tl.where(kept, p * keep_scale, 0.0)
+                dp = tl.where(kept, dp * keep_scale, 0.0)
+            dv = tl.dot(dropped.to(do.dtype), do, dv, input_precision="ieee")
+            ds = (p * (dp - product[None, :])).to(q.dtype)
+            dk = tl.dot(ds, q, dk, input_precision="ieee")
+            dq = tl.dot(tl.trans(ds), k, input_precision="ieee") * (scale * LN_2)
+            _keep_rows(grad_qkv, dq, start, rows, length, grad_stride, 0, head, heads, width)
+    _keep_rows(grad_qkv, dk * (scale * LN_2), start, columns, length, grad_stride, 1, head, heads, width)
+    _keep_rows(grad_qkv, dv, start, columns, length, grad_stride, 2, head, heads, width)
 
 
 @triton.jit
@@ -170,62 +205,23 @@ def _backward(
     width: tl.constexpr,
     half: tl.constexpr,
     drops: tl.constexpr,
+    block_q: tl.constexpr,
 ):
-    """Four programs a head and sequence: dk and dv of the first and the second half of the keys, dq of either half of the
-    queries. Small tiles leave registers for several programs side by side, which is worth computing P twice. A sequence that
-    fits into one half is all done by the first."""
-    job = tl.program_id(0) % 4
-    start, length, head = _place(borders, tl.program_id(0) // 4, heads)
-    short = length <= half
-    seed = tl.load(seeds)
-    if (length > 0) & ((job == 0) | (not short)):
-        first = (job % 2) * half
-        if job < 2:
-            columns = first + tl.arange(0, half)
-            k = _rows_of(qkv, start, columns, length, stride, 1, head, heads, width)
-            v = _rows_of(qkv, start, columns, length, stride, 2, head, heads, width)
-            dk = tl.zeros([half, width], tl.float32)
-            dv = tl.zeros([half, width], tl.float32)
-            for other in tl.static_range(0, 2 * half, half):
-                if other < length:
-                    rows = other + tl.arange(0, half)
-                    q = _rows_of(qkv, start, rows, length, stride, 0, head, heads, width)
-                    do, log_sum, product = _of_queries(out, grad, log_sums, start, rows, length, head, heads, width)
-                    hashes = random.row_hash((start + rows) * heads + head, seed)
-                    p, ds = _keys_tile(
-                        q, do, log_sum, product, k, v, rows, columns, length, hashes, scale, threshold, keep_scale, drops
-                    )
-                    dv = tl.dot(p, do, dv, input_precision="ieee")
-                    dk = tl.dot(ds, q, dk, input_precision="ieee")
-                    if other == 0:  # noqa: SIM102  (known when compiling; the next is not)
-                        if short:
-                            dq = tl.dot(tl.trans(ds), k, input_precision="ieee") * (scale * LN_2)
-                            _keep_rows(grad_qkv, dq, start, rows, length, grad_stride, 0, head, heads, width)
-            _keep_rows(grad_qkv, dk * (scale * LN_2), start, columns, length, grad_stride, 1, head, heads, width)
-            _keep_rows(grad_qkv, dv, start, columns, length, grad_stride, 2, head, heads, width)
-        else:
-            rows = first + tl.arange(0, half)
-            q = _rows_of(qkv, start, rows, length, stride, 0, head, heads, width)
-            do, log_sum, product = _of_queries(out, grad, log_sums, start, rows, length, head, heads, width)
-            hashes = random.row_hash((start + rows) * heads + head, seed)
-            dq = tl.zeros([half, width], tl.float32)
-            for other in tl.static_range(0, 2 * half, half):
-                columns = other + tl.arange(0, half)
-                k = _rows_of(qkv, start, columns, length, stride, 1, head, heads, width)
-                v = _rows_of(qkv, start, columns, length, stride, 2, head, heads, width)
-                p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * scale - log_sum[:, None])
-                p = tl.where(columns[None, :] < length, p, 0.0)
-                dp = tl.dot(do, tl.trans(v), input_precision="ieee")
-                if drops:
-                    kept = random.kept(hashes[:, None], random.column_hash(columns)[None, :], threshold)
-                    dp = tl.where(kept, dp * keep_scale, 0.0)
-                dq = tl.dot((p * (dp - product[:, None])).to(k.dtype), k, dq, input_precision="ieee")
-            _keep_rows(grad_qkv, dq * (scale * LN_2), start, rows, length, grad_stride, 0, head, heads, width)
+    start, length, head = _place(borders, tl.program_id(0), heads)
+    if length <= half:
+        _backward_sequence(
+            qkv, out, log_sums, grad, grad_qkv, start, length, head, seeds, stride, grad_stride, scale, threshold, keep_scale,
+            heads, width, half, half, drops,
+        )  # fmt: skip
+    else:
+        _backward_sequence(
+            qkv, out, log_sums, grad, grad_qkv, start, length, head, seeds, stride, grad_stride, scale, threshold, keep_scale,
+            heads, width, block_q, 2 * half, drops,
+        )  # fmt: skip
 
 
 def _launch(
     kernel: Any,
-    programs: int,
     qkv: Tensor,
     tensors: tuple[Tensor, ...],
     borders: Tensor,
@@ -235,9 +231,8 @@ def _launch(
     strides: tuple[int, ...],
     **tile: int,
 ) -> None:
-    """`programs`: of each head of each sequence."""
     _, _, heads, width = qkv.shape
-    kernel[((len(borders) - 1) * heads * programs,)](
+    kernel[((len(borders) - 1) * heads,)](
         qkv,
         *tensors,
         borders,
@@ -263,9 +258,8 @@ def forward(qkv: Tensor, borders: Tensor, longest: int, dropout: float, seed: Te
     """The result, and log₂ Σ 2^score of each token and head."""
     tokens, _, heads, width = qkv.shape
     out, log_sums = qkv.new_empty(tokens, heads, width), qkv.new_empty(tokens, heads, dtype=torch.float32)
-    halves, warps = (2, 8) if dropout > 0 else (1, 4)  # what was fastest on an H200
-    tile = {"block_q": halves * half_of(longest), "num_warps": warps}
-    _launch(_forward, 1, qkv, (out, log_sums), borders, longest, dropout, seed, (qkv.stride(0),), **tile)
+    tile = {"block_q": half_of(longest), "num_warps": 4}  # what was fastest on an H200, as in the backward pass
+    _launch(_forward, qkv, (out, log_sums), borders, longest, dropout, seed, (qkv.stride(0),), **tile)
     return out, log_sums
 
 
@@ -283,7 +277,9 @@ def backward(
     """Writes grad_qkv, whose rows, as those of qkv, may be part of wider ones."""
     strides = qkv.stride(0), grad_qkv.stride(0)
     tensors = out, log_sums, grad.contiguous(), grad_qkv
-    _launch(_backward, 4, qkv, tensors, borders, longest, dropout, seed, strides, num_warps=4)
+    # two programs fit on a multiprocessor at 128 registers a thread, and run faster than one that has all it asks for
+    tile = {"block_q": max(16, half_of(longest) // 2), "num_warps": 8, "maxnreg": 128}
+    _launch(_backward, qkv, tensors, borders, longest, dropout, seed, strides, **tile)
 
 
 @torch.library.custom_op("pnn::short_attention", mutates_args=())
