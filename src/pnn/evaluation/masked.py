@@ -69,7 +69,7 @@ def evaluate_masked(
         sequence.append(indices[np.searchsorted(borders, positions, side="right") - 1])
         token.append(masked.labels.numpy())
         if on_embedded:
-            best.append(_best_possible(packed.input_ids.numpy(), borders, positions))
+            best.append(best_possible(packed.input_ids.numpy(), borders, positions))
     model.train(was_training)
     record = TargetRecord(
         sequence=np.concatenate(sequence),
@@ -99,7 +99,7 @@ def _read_out(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor,
     return logits.argmax(-1) == labels, F.cross_entropy(logits.float(), labels, reduction="none")
 
 
-def _best_possible(ids: NDArray[np.int64], borders: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+def best_possible(ids: NDArray[np.int64], borders: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     masked = np.zeros(len(ids), dtype=bool)
     masked[positions] = True
     best = np.zeros(len(ids))

@@ -1,0 +1,107 @@
+"""Sums for every sequence, what intervals over sequences are made of; and how a verdict follows from an interval.
+
+A verdict is computed, never written. The effect is signed so that a positive one speaks for the hypothesis:
+
+* supported       the effect's interval lies above its margin, and above its control's effect where there is a control;
+* not supported   the interval of either lies below;
+* undecided       neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pnn.stats import Estimate, bootstrap
+
+Array = NDArray[np.float64]
+SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
+
+
+class Totals:
+    """Named sums over tokens or targets, one row a sequence: a few numbers a sequence, whatever the model's width."""
+
+    def __init__(self, sequences: int):
+        self.sequences = sequences
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, sequence: Tensor, values: Tensor) -> None:
+        """`values`: (n,) or (n, k); `sequence`: (n,), to which sequence each belongs."""
+        rows = values.double().view(len(values), -1)
+        if name not in self._sums:
+            self._sums[name] = torch.zeros(self.sequences, rows.shape[1], dtype=torch.float64, device=rows.device)
+        self._sums[name].index_add_(0, sequence, rows)
+
+    def count(self, name: str, sequence: Tensor) -> None:
+        self.add(name, sequence, torch.ones(len(sequence), device=sequence.device))
+
+    def of(self, name: str) -> Array:
+        """(sequences, k)."""
+        return self._sums[name].cpu().numpy()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sums
+
+
+def ratios(sums: Totals, above: str, below: str, scale: float = 1.0) -> list[dict[str, Any]]:
+    """Σ above / Σ below, column by column, each with its interval. One column below serves all above."""
+    top, bottom = sums.of(above) * scale, sums.of(below)
+    columns = [np.stack((top[:, i], bottom[:, i if bottom.shape[1] > 1 else 0]), 1) for i in range(top.shape[1])]
+    return [as_json(bootstrap(column, ratio)) for column in columns]
+
+
+def ratio(sums: Array) -> Array:
+    """First over second; nothing over nothing is NaN."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        quotient: Array = sums[..., 0] / sums[..., 1]
+    return quotient
+
+
+def difference_of_ratios(sums: Array) -> Array:
+    """a/b − c/d."""
+    return ratio(sums[..., :2]) - ratio(sums[..., 2:])
+
+
+def as_json(estimate: Estimate) -> dict[str, Any]:
+    return {"value": number(estimate.value), "interval": [number(estimate.low), number(estimate.high)]}
+
+
+def number(value: float) -> float | None:
+    """JSON has no NaN: what could not be computed is null."""
+    return None if not np.isfinite(value) else float(value)
+
+
+def finding(
+    hypothesis: str,
+    measure: str,
+    totals: Array,
+    statistic: Callable[[Array], Array],
+    *,
+    margin: float = 0.0,
+    control: str | None = None,
+    control_statistic: Callable[[Array], Array] | None = None,
+) -> dict[str, Any]:
+    """One hypothesis, tested: the effect, its control and the verdict. Both statistics read the same per-sequence totals, so
+    that their difference is paired."""
+    effect = bootstrap(totals, statistic)
+    found: dict[str, Any] = {"hypothesis": hypothesis, "measure": measure, "effect": as_json(effect), "margin": margin}
+    beyond = None
+    if control_statistic is not None:
+        beyond = bootstrap(totals, lambda sums: statistic(sums) - control_statistic(sums))
+        found["control"] = {"what": control, **as_json(bootstrap(totals, control_statistic))}
+        found["effect_beyond_control"] = as_json(beyond)
+    return {**found, "verdict": verdict(effect, margin, beyond)}
+
+
+def verdict(effect: Estimate, margin: float = 0.0, beyond_control: Estimate | None = None) -> str:
+    bounds = [(effect, margin)] + ([] if beyond_control is None else [(beyond_control, 0.0)])
+    if all(estimate.low > bound for estimate, bound in bounds):
+        return SUPPORTED
+    if any(estimate.high <= bound for estimate, bound in bounds):
+        return NOT_SUPPORTED
+    return UNDECIDED

@@ -1,0 +1,259 @@
+"""One pass over held-out text, everything in sight: states, changes, gates and predictions of every step, batch by batch.
+
+    for trace in trace_text(model, text): …
+
+A trace holds one batch and is gone with the next, so memory does not grow with the text. Batches are packed: there is no
+padding to count by mistake. Every token is masked, special or ordinary. Masks are those of evaluation, a function of the text
+alone, so that all models and all interventions are asked for the same tokens. Everything is computed in fp32.
+
+An `Edit` changes what one part of a block puts out, at all steps or at some: the interventions of the experiments. It is a
+forward hook, before which our kernels step aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pnn.data.batches import PackedBatch, evaluation_batches
+from pnn.data.masking import Masked, SpecialTokens
+from pnn.data.shards import TokenSet
+from pnn.errors import UserError
+from pnn.models.base import MaskedLMBase, arrange
+from pnn.models.pnn import PNNModel
+
+KINDS = ("ordinary", "masked", "special")
+ORDINARY, MASKED, SPECIAL = range(3)
+PARTS = ("attention", "ffn", "delta", "gate")  # of a refiner; a BERT layer has the first two
+
+Change = Callable[[Tensor, "Place"], Tensor]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Held-out sequences and how they are masked."""
+
+    tokens: TokenSet
+    sequences: NDArray[np.int64]
+    special: SpecialTokens
+    mask_probability: float = 0.15
+    mask_seed: int = 0
+    batch_tokens: int = 16384
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def batches(self) -> Iterator[Batch]:
+        for packed, indices in evaluation_batches(self.tokens, self.sequences, self.batch_tokens):
+            masked = packed.mask(self.special, self.mask_probability, self.mask_seed)
+            yield Batch(packed, masked, torch.from_numpy(indices), self.special)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some sequences with their masks. `indices`: their numbers in the text."""
+
+    packed: PackedBatch
+    masked: Masked
+    indices: Tensor
+    special: SpecialTokens
+
+    @cached_property
+    def sequence(self) -> Tensor:
+        """For every token, the number of its sequence."""
+        return self.indices.repeat_interleave(self.packed.cu_seqlens.diff().long())
+
+    @cached_property
+    def kinds(self) -> Tensor:
+        kinds = torch.full_like(self.packed.input_ids, ORDINARY)
+        for token in self.special.never_masked:
+            kinds[self.packed.input_ids == token] = SPECIAL
+        kinds[self.masked.positions] = MASKED
+        return kinds
+
+    def revealing(self, positions: Tensor) -> Batch:
+        """The same batch with these masked tokens shown. They stay targets."""
+        shown = self.masked.input_ids.clone()
+        shown[positions] = self.packed.input_ids[positions]
+        return replace(self, masked=replace(self.masked, input_ids=shown))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an edit is asked for: the step (from 1), the batch, whose tokens are the rows, and what the part was given
+    (attention: h; ffn: what is attended; gate: h and δ)."""
+
+    step: int
+    batch: Batch
+    inputs: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Edit:
+    part: str  # one of PARTS; "delta" is δ behind its norm, if it has one, where "ffn" is before it
+    change: Change
+    steps: frozenset[int] | None = None  # None: all
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one block did to all tokens: (tokens, d) each. A BERT layer has no δ and no gate."""
+
+    change: Tensor  # hᵗ − hᵗ⁻¹
+    attention: Tensor  # its output, before the norm
+    ffn: Tensor  # its output, before any norm
+    raw: Tensor | None  # δ
+    gate: Tensor | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the head makes of a state at the masked tokens, one entry a target."""
+
+    prediction: Tensor
+    correct: Tensor  # bool
+    probability: Tensor  # of the right token
+    confidence: Tensor  # probability of the likeliest token
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class Trace:
+    model: MaskedLMBase
+    batch: Batch
+    states: list[Tensor]  # h⁰ … hᵀ, (tokens, d)
+    steps: list[Step]
+
+    @cached_property
+    def targets(self) -> Tensor:
+        return self.batch.masked.positions.to(self.states[0].device)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        return self.batch.masked.labels.to(self.states[0].device)
+
+    @cached_property
+    def sequence(self) -> Tensor:
+        return self.batch.sequence.to(self.states[0].device)
+
+    @cached_property
+    def kinds(self) -> Tensor:
+        return self.batch.kinds.to(self.states[0].device)
+
+    @cached_property
+    def target_sequence(self) -> Tensor:
+        return self.sequence[self.targets]
+
+    @cached_property
+    def readings(self) -> list[Reading]:
+        """After every step 0 … T."""
+        return [self.read(h) for h in self.states]
+
+    @cached_property
+    def last(self) -> Reading:
+        return self.readings[-1] if "readings" in self.__dict__ else self.read(self.states[-1])
+
+    def read(self, h: Tensor) -> Reading:
+        return read(self.model, h[self.targets], self.labels)
+
+
+def read(model: MaskedLMBase, rows: Tensor, labels: Tensor) -> Reading:
+    logits = model.head(rows).float()
+    loss = F.cross_entropy(logits, labels, reduction="none")
+    top, prediction = logits.max(-1)
+    return Reading(prediction, prediction == labels, torch.exp(-loss), torch.exp(top - logits.logsumexp(-1)), loss)
+
+
+@torch.no_grad()
+def trace_text(model: MaskedLMBase, text: Text, edits: Sequence[Edit] = (), num_steps: int | None = None) -> Iterator[Trace]:
+    for batch in text.batches():
+        yield trace_batch(model, batch, edits, num_steps)
+
+
+def trace_batch(model: MaskedLMBase, batch: Batch, edits: Sequence[Edit] = (), num_steps: int | None = None) -> Trace:
+    """Run the model on one batch and keep everything. In evaluation mode, whatever mode the model is in."""
+    encoder, device = model.base_model, model.device
+    blocks = blocks_of(model, num_steps)
+    was_training = model.training
+    model.eval()
+    ids, position_ids, borders = (
+        x.to(device) for x in (batch.masked.input_ids, batch.packed.position_ids, batch.packed.cu_seqlens)
+    )
+    tokens = encoder.embeddings.token(ids[None])
+    position_ids, layout = arrange(
+        tokens, None, position_ids[None], borders, model.config.max_position_embeddings, model.config.num_attention_heads
+    )
+    h = encoder.embeddings(tokens, position_ids)
+    states, steps = [h[0]], []
+    for number, block in enumerate(blocks, 1):
+        refiner: Any = block
+        with listening(block, [e for e in edits if e.steps is None or number in e.steps], Place(number, batch)) as heard:
+            if isinstance(encoder, PNNModel):
+                refinement = refiner.propose(h, layout)
+                change, raw, gate = refinement.delta, refinement.raw[0], refinement.gate
+                h = h + change
+            else:
+                before, h = h, refiner(h, layout)
+                change, raw, gate = h - before, None, None
+        steps.append(Step(change[0], heard["attention"][0], heard["ffn"][0], raw, None if gate is None else gate[0]))
+        states.append(h[0])
+    model.train(was_training)
+    return Trace(model, batch, states, steps)
+
+
+def blocks_of(model: MaskedLMBase, num_steps: int | None = None) -> list[nn.Module]:
+    """What runs at each step. More steps than were trained go round the schedule again."""
+    encoder: Any = model.base_model
+    if not isinstance(encoder, PNNModel):
+        return list(encoder.blocks)[:num_steps]
+    schedule: list[int] = encoder.config.schedule
+    return [encoder.refiners[schedule[t % len(schedule)]] for t in range(num_steps or len(schedule))]
+
+
+def part_of(block: nn.Module, name: str) -> nn.Module:
+    parts: dict[str, nn.Module | None] = {
+        "attention": getattr(block, "attention", None),
+        "ffn": getattr(block, "ffn", None),
+        "delta": (getattr(block, "delta_norm", None) or block.ffn) if hasattr(block, "delta_norm") else None,  # type: ignore[dict-item]
+        "gate": getattr(block, "gate", None),
+    }
+    found = parts[name]
+    if found is None:
+        raise UserError(f"this model has no {name} to intervene on")
+    return found
+
+
+def has_gates(model: MaskedLMBase) -> bool:
+    return all(getattr(block, "gate", None) is not None for block in blocks_of(model))
+
+
+@contextmanager
+def listening(block: nn.Module, edits: Sequence[Edit], place: Place) -> Iterator[dict[str, Tensor]]:
+    """Edits in force, and what attention and FFN put out (after them)."""
+    heard: dict[str, Tensor] = {}
+
+    def edited(change: Change) -> Callable[..., Tensor]:
+        def hook(_module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+            given = tuple(x[0] for x in inputs if isinstance(x, Tensor))
+            return change(out[0], replace(place, inputs=given))[None]
+
+        return hook
+
+    def kept(name: str) -> Callable[..., None]:
+        return lambda _module, _inputs, out: heard.__setitem__(name, out)
+
+    with ExitStack() as stack:
+        for edit in edits:
+            stack.callback(part_of(block, edit.part).register_forward_hook(edited(edit.change)).remove)
+        for name in ("attention", "ffn"):
+            stack.callback(part_of(block, name).register_forward_hook(kept(name)).remove)
+        yield heard

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+from pnn.cli.analyze import AsJson, BatchTokens, Data, Out, Run, Sequences
+
+
+@app.command()
+def evidence(
+    run: Run,
+    experiment: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="meg, optogenetics, modeling, dimensionwise, difficulty, layer_importance, gate_specificity, "
+            "layerwise_activity, cross_token, gate_entropy, or all. May be given several times."
+        ),
+    ] = None,
+    data: Data = None,
+    sequences: Sequences = None,
+    batch_tokens: BatchTokens = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """The ten experiments of the published evidence suite, each with a control and a computed verdict.
+
+    Example: pnn evidence runs/quickstart/pnn --experiment gate_specificity
+    """
+    from pnn.analysis.evidence import EXPERIMENTS, chosen
+    from pnn.analysis.run import collect_evidence, open_run
+    from pnn.cli.findings import print_findings
+    from pnn.evaluation.reading import smaller_batches
+    from pnn.figures.evidence import EVIDENCE_FIGURES
+    from pnn.figures.style import png, save
+    from pnn.memory import out_of_memory_says
+    from pnn.progress import say, track
+
+    wanted = chosen(experiment)
+    opened = open_run(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
+    with out_of_memory_says(lambda: smaller_batches("evidence", run, opened.text.batch_tokens)):
+        results = collect_evidence(opened, experiment, lambda name: say(f"{name} …"))
+    found = {name: results[EXPERIMENTS[name].key] for name in wanted}
+    if opened.folder is not None:
+        for name, result in found.items():
+            if "not_done" not in result:
+                save(png(EVIDENCE_FIGURES[name](result)), opened.folder / "figures" / f"{EXPERIMENTS[name].figure}.png")
+    if as_json:
+        print(json.dumps(results, indent=2))
+        return
+    print_findings(found)
+    if opened.folder is not None:
+        print(f"Wrote {opened.folder / 'experimental_results.json'} and {opened.folder / 'figures'}")
