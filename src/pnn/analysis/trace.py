@@ -166,6 +166,7 @@ class Trace:
         return read(self.model, h[self.targets], self.labels)
 
 
+@torch.no_grad()
 def read(model: MaskedLMBase, rows: Tensor, labels: Tensor) -> Reading:
     logits = model.head(rows).float()
     loss = F.cross_entropy(logits, labels, reduction="none")
@@ -173,12 +174,12 @@ def read(model: MaskedLMBase, rows: Tensor, labels: Tensor) -> Reading:
     return Reading(prediction, prediction == labels, torch.exp(-loss), torch.exp(top - logits.logsumexp(-1)), loss)
 
 
-@torch.no_grad()
 def trace_text(model: MaskedLMBase, text: Text, edits: Sequence[Edit] = (), num_steps: int | None = None) -> Iterator[Trace]:
     for batch in text.batches():
         yield trace_batch(model, batch, edits, num_steps)
 
 
+@torch.no_grad()
 def trace_batch(model: MaskedLMBase, batch: Batch, edits: Sequence[Edit] = (), num_steps: int | None = None) -> Trace:
     """Run the model on one batch and keep everything. In evaluation mode, whatever mode the model is in."""
     encoder, device = model.base_model, model.device
