@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pnn.stats import Z95, ratio_interval
+from pnn.stats import Z95, bootstrap, bootstrap_together, ratio_interval, resampled_sums
 
 
 def test_z_leaves_five_per_cent_outside():
@@ -88,3 +88,85 @@ def test_the_interval_follows_scale_order_and_copies(rows, copies):
     assert value_of_copies == pytest.approx(value)
     shrink = math.sqrt((m - 1) / (many - 1))
     assert high_of_copies - value == pytest.approx((high - value) * shrink, abs=1e-12)
+
+
+# The bootstrap --------------------------------------------------------------------------------------------------------
+
+
+def ratio(sums):
+    return sums[..., 0] / sums[..., 1]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**31), st.integers(100, 400))
+def test_the_bootstrap_of_a_ratio_agrees_with_the_formula(seed, sequences):
+    hits, trials = clustered(np.random.default_rng(seed), sequences)
+    value, low, high = ratio_interval(hits, trials)
+    found = bootstrap(np.stack([hits, trials], axis=1), ratio, seed=seed)
+    assert found.value == pytest.approx(value)
+    half = high - value
+    assert abs(found.low - low) < 0.2 * half  # 2,000 draws find the ends within a few per cent; skewness adds some
+    assert abs(found.high - high) < 0.2 * half
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=40), st.integers(0, 100), st.floats(0.01, 10))
+def test_what_is_the_same_in_every_sequence_has_an_interval_of_no_width(trials, seed, share):
+    trials = np.array(trials, dtype=float)
+    found = bootstrap(np.stack([share * trials, trials], axis=1), ratio, draws=50, seed=seed)
+    assert found == pytest.approx((share, share, share))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=2, max_size=30), st.integers(0, 100))
+def test_the_bootstrap_repeats_follows_scale_and_keeps_pairs(rows, seed):
+    totals = np.array(rows, dtype=float)
+    found = bootstrap(totals, ratio, draws=100, seed=seed)
+    assert found == bootstrap(totals, ratio, draws=100, seed=seed)
+    scaled = bootstrap(totals * [10, 1], ratio, draws=100, seed=seed)
+    assert scaled == pytest.approx(tuple(10 * x for x in found))
+    copied = np.concatenate([totals, totals[:, :1]], axis=1) / 3  # the same totals twice: no difference, however drawn
+    assert bootstrap(copied, lambda s: (s[..., 0] - s[..., 2]) / s[..., 1], draws=100) == (0, 0, 0)
+
+
+def test_fewer_draws_are_the_first_of_more():
+    totals = np.random.default_rng(0).normal(size=(30, 2)) + 5
+    np.testing.assert_array_equal(resampled_sums(totals, 170, 3)[:70], resampled_sums(totals, 70, 3))
+    assert len(np.unique(resampled_sums(totals, 170, 3), axis=0)) == 170  # no draw comes twice
+    assert not np.array_equal(resampled_sums(totals, 70, 4), resampled_sums(totals, 70, 3))
+
+
+def test_the_bootstrap_of_too_little_data_has_no_interval():
+    assert bootstrap(np.array([[2.0, 4.0]]), ratio)[0] == 0.5
+    assert all(map(math.isnan, bootstrap(np.array([[2.0, 4.0]]), ratio)[1:]))
+    assert all(map(math.isnan, bootstrap(np.zeros((5, 2)), ratio)))
+    rare = bootstrap(np.array([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]), ratio)  # many draws have no trial at all
+    assert rare == (0.5, 0.5, 0.5)
+
+
+def test_intervals_together_are_wider_and_cover_together():
+    rng = np.random.default_rng(3)
+    rounds, questions, alone, together = 300, 8, 0, 0
+
+    def means(sums):
+        return sums / 60
+
+    for seed in range(rounds):
+        totals = rng.normal(size=(60, questions))  # every true mean is 0
+        single = [ratio_interval(column, np.ones(60)) for column in totals.T]
+        joint = bootstrap_together(totals, means, draws=400, seed=seed)
+        alone += all(low <= 0 <= high for _, low, high in single)
+        together += all(one.low <= 0 <= one.high for one in joint)
+        assert [one.value for one in joint] == pytest.approx([value for value, _, _ in single])
+    assert alone / rounds < 0.8  # 0.95⁸ = 0.66
+    assert 0.9 < together / rounds < 0.98
+
+
+def test_one_interval_together_is_the_plain_one_and_a_constant_widens_nothing():
+    hits, trials = clustered(np.random.default_rng(5), 300)
+    totals = np.stack([hits, trials], axis=1)
+    plain = bootstrap(totals, ratio)
+    (one,) = bootstrap_together(totals, lambda s: ratio(s)[..., None])
+    assert one == pytest.approx(plain, abs=0.1 * (plain.high - plain.low))
+    with_constant = bootstrap_together(totals, lambda s: np.stack([ratio(s), 0 * ratio(s)], axis=-1))
+    assert with_constant == [one, (0, 0, 0)]

@@ -1,4 +1,5 @@
-"""The main job at a small size: a PNN and a BERT baseline on the embedded corpus, evaluated, and a page about both.
+"""The main job at a small size: a PNN and a BERT baseline on the embedded corpus, evaluated, the PNN analysed, and a page
+about both.
 
 The two models train side by side, each in a process of its own with half of the cores. That takes as long as one after the
 other with all cores (operations this small hardly spread over threads) and does not stall when something else wants a core:
@@ -16,10 +17,12 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from pnn.analysis.run import analyse, open_run
+from pnn.analysis.trace import has_gates
 from pnn.config import load_config
 from pnn.data.shards import prepare
 from pnn.errors import UserError
-from pnn.progress import Bars, track
+from pnn.progress import Bars, say, track
 from pnn.report.page import write_report
 from pnn.runs import check_free, read_json, read_metrics
 
@@ -36,8 +39,20 @@ def run_quickstart(folder: Path, settings: list[str]) -> tuple[dict[str, dict[st
     if unfinished:
         prepare(configs["pnn"].data, track)  # once, here: the text of both is the same
         _train_side_by_side(unfinished, settings, {name: configs[name].training.max_steps or 0 for name in unfinished})
+    _analyse(runs["pnn"])
     page = write_report(list(runs.values()), folder / "report.html")
     return {name: read_json(run / "evaluation.json") for name, run in runs.items()}, page
+
+
+def _analyse(run: Path) -> None:
+    """How its predictions settle and what its gates do, unless that is known already."""
+    wanted = [name for name in ("convergence", "gates") if not (run / "analysis" / f"{name}.json").exists()]
+    if wanted:
+        opened = open_run(run, progress=track)
+        for name in wanted:
+            if name != "gates" or has_gates(opened.loaded.model):
+                say(f"analysing {name} …")
+                analyse(opened, name)
 
 
 def _train_side_by_side(runs: dict[str, Path], settings: list[str], updates: dict[str, int]) -> None:

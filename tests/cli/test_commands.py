@@ -89,7 +89,7 @@ def test_the_readmes_commands_exist_with_these_options_and_configs(command):
     """Each `pnn …` line of the README goes through the real parser, and a config with its settings through the real loader."""
     from typer.main import get_command
 
-    from pnn.cli import app, data, evaluate, fill, quickstart, report, train  # noqa: F401
+    from pnn.cli import analyze, app, bench, compare, data, evaluate, evidence, fill, quickstart, report, train  # noqa: F401
     from pnn.config import load_config
 
     words = shlex.split(command.removeprefix("accelerate launch -m "))[1:]
@@ -111,7 +111,9 @@ def test_the_readmes_python_runs(trained_run):
 
 
 def test_every_command_has_an_example_in_its_help(pnn_command):
-    for command in ("train", "evaluate", "fill", "quickstart", "report", ("data", "prepare"), ("data", "info")):
+    plain = ("train", "evaluate", "fill", "quickstart", "report", "bench", "compare", "evidence")
+    grouped = [("data", "prepare"), ("data", "info"), *(("analyze", name) for name in ("convergence", "gates", "optimisation"))]
+    for command in (*plain, *grouped):
         words = command if isinstance(command, tuple) else (command,)
         code, out, _ = pnn_command(*words, "--help")
         assert code == 0

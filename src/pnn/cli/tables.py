@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pnn.evaluation.compare import points
 from pnn.evaluation.fill import Filled, Prediction
+from pnn.figures.numbers import short_count
 
 
 def percent(value: float) -> str:
@@ -39,6 +41,37 @@ def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
         ceiling = percent(one["ceiling"]) if "ceiling" in one else ""
         table.add_row(label, *cells, percent(one["accuracy"]), f"{percent(low)}–{percent(high)}", ceiling)
     Console().print(table)
+
+
+def print_comparison(result: dict[str, Any]) -> None:
+    """A row a run, with its difference to the first; below, the same in words, and what to keep in mind."""
+    title = Text(f"{result['sequences']:,} sequences of {result['source']}; accuracy in per cent", style="table.title")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # room for names
+    table.add_column("run", overflow="fold")
+    for column in ("para-\nmeters", "steps", "accuracy", "loss", "difference\nto the first", "does it\nhold?"):
+        table.add_column(column, justify="right", no_wrap=True)
+    rows = result["against_first"]["rows"]
+    for run, row in zip(result["runs"], [None, *rows], strict=True):
+        apart = ("", "")
+        if row is not None:
+            value, (low, high) = row["accuracy"]["difference"], row["accuracy"]["interval"]
+            apart = f"{points(value)}\n({points(low)} to {points(high)})", row["accuracy"]["verdict"]
+        low, high = run["accuracy_interval"]
+        table.add_row(
+            Text(run["name"]),
+            short_count(run["parameters"]),
+            "" if run["steps"] is None else str(run["steps"]),
+            f"{percent(run['accuracy'])}\n({percent(low)}–{percent(high)})",
+            f"{run['loss']:.3f}",
+            *apart,
+        )
+    Console().print(table)
+    for row in rows:
+        print(row["sentence"])
+    several = f"{len(rows)} differences at once: all intervals are right together in 95 % of cases"
+    print(f"\n{several if len(rows) > 1 else '95 % interval'}, over sequences; between seeds runs differ besides.")
+    for note in result["notes"]:
+        print(note)
 
 
 def print_filled(filled: Filled, unit: str) -> None:

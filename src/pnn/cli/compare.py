@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+from pnn.cli.tables import print_comparison
+from pnn.config import EvaluationSet
+from pnn.errors import UserError
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, checkpoint folders or hub names, two or more.")],
+    data: Annotated[str | None, typer.Option(help="Other text to compare on: files or a hub name.")] = None,
+    undo_wikitext_marks: Annotated[bool, typer.Option(help="Undo WikiText's marks in --data.")] = False,
+    sequences: Annotated[int | None, typer.Option(help="Compare on so many sequences, spread over the text.", min=2)] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch; fewer need less memory.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all pairs, instead of a table.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
+) -> None:
+    """Runs side by side on the same text and masks: how far each is from the first, and which differences hold.
+
+    Example: pnn compare runs/quickstart/pnn runs/quickstart/bert
+    """
+    from pnn.evaluation.compare import compare_runs
+    from pnn.files import write_json
+    from pnn.progress import track
+
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise UserError(f"--out {out}: " + ("that is a folder" if out.is_dir() else f"there is no folder {out.parent}"))
+    if undo_wikitext_marks and data is None:
+        raise UserError("--undo-wikitext-marks is about --data, which is not given")
+    other = None if data is None else EvaluationSet(data, undo_wikitext_marks)
+    result = compare_runs(runs, progress=track, other=other, sequences=sequences, batch_tokens=batch_tokens)
+    if out is not None:
+        write_json(out, result)
+    if as_json:
+        print(json.dumps(result, indent=2, ensure_ascii=False))
+    else:
+        print_comparison(result)

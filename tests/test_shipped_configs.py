@@ -1,0 +1,74 @@
+"""Every shipped config is what its name says: counted on a model that is built, without memory, on the meta device."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from pnn.config import load_config, shipped_configs
+from pnn.models.sections import build_model, model_config
+
+EQUATIONS = 53_704_251
+REFINER = 6_692_097
+WIDTH, VOCABULARY = 768, 30522
+# name → what differs from the paper's equations, parameters at BERT's vocabulary
+PAPER_SIZE = {
+    "pnn_wikitext103": ({}, EQUATIONS),
+    "paper_reproduction": (
+        {"delta_norm": True, "gate_bias": True, "zero_init": False, "attention_dropout": 0.1},
+        EQUATIONS + 2 * WIDTH + 2 * WIDTH,  # the norm's, the gate's biases
+    ),
+    "ablation_no_gate": ({"gate": "none"}, EQUATIONS - 2 * WIDTH**2 - 1),
+    **{f"ablation_steps_{n}": ({"num_steps": n, "schedule": [0] * n}, EQUATIONS) for n in (2, 6, 8)},
+    **{
+        # a column of the one matrix with its bias, and a row of the other
+        f"ablation_ffn_{n}": ({"intermediate_size": n}, EQUATIONS + (n - 2048) * (2 * WIDTH + 1))
+        for n in (1024, 4096)
+    },
+    "ablation_tied_head": (
+        {"tie_word_embeddings": True, "head_transform": True},
+        EQUATIONS - VOCABULARY * WIDTH + WIDTH**2 + 3 * WIDTH,  # less a matrix, and a dense layer with its norm more
+    ),
+    "ablation_four_refiners": ({"schedule": [0, 1, 2, 3]}, EQUATIONS + 3 * REFINER),
+    "ablation_four_refiners_twice": ({"schedule": [0, 1, 2, 3] * 2, "num_steps": 8}, EQUATIONS + 3 * REFINER),
+}
+
+
+def built(name):
+    with torch.device("meta"):
+        return build_model(model_config(load_config(name).model, vocab_size=VOCABULARY, max_position_embeddings=128))
+
+
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_every_ablation_is_counted_here():
+    assert {name for name in shipped_configs() if name.startswith("ablation_")} <= set(PAPER_SIZE) <= set(shipped_configs())
+    assert parameters(built("bert_baseline")) == 132_066_618
+
+
+@pytest.mark.parametrize("name", PAPER_SIZE)
+def test_a_row_differs_from_the_papers_equations_in_what_its_name_says_and_in_nothing_else(name):
+    changes, expected = PAPER_SIZE[name]
+    model = built(name)
+    assert parameters(model) == expected
+    plain = built("pnn_wikitext103").config.to_dict()
+    assert {key for key, value in model.config.to_dict().items() if value != plain[key]} == set(changes)
+    assert {key: getattr(model.config, key) for key in changes} == changes
+
+
+@pytest.mark.parametrize("name", [*PAPER_SIZE, "bert_baseline"])
+def test_text_and_recipe_are_the_same_for_all(name):
+    config, paper = load_config(name), load_config("pnn_wikitext103")
+    for section in ("data", "training", "evaluation"):
+        assert dataclasses.asdict(getattr(config, section)) == dataclasses.asdict(getattr(paper, section))
+
+
+@pytest.mark.parametrize("name", [*PAPER_SIZE, "bert_baseline"])
+def test_a_count_in_a_configs_comments_is_its_count(name):
+    said = re.findall(r"\d{2,3}(?:,\d{3}){2}", shipped_configs()[name].read_text(encoding="utf-8"))
+    assert [int(number.replace(",", "")) for number in said] == [parameters(built(name))] * len(said)
