@@ -1,4 +1,4 @@
-"""Findings as a table on a terminal: what was asked, what was measured, and the verdict that follows."""
+"""Findings on a terminal: the verdict, what was asked, and the numbers that it follows from."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-COLOURS = {"supported": "green", "not supported": "red", "undecided": "yellow"}
+COLOURS = {"supported": "green", "not supported": "red", "undecided": "yellow", "not done": "dim"}
+INDENT = max(map(len, COLOURS)) + 2
 
 
 def print_findings(findings: Mapping[str, dict[str, Any]]) -> None:
-    table = Table(title="95 % intervals over sequences; a control is what the effect has to beat", title_justify="left")
-    for column in ("", "hypothesis", "effect", "control", "verdict"):
-        table.add_column(column, overflow="fold")
+    console = Console(highlight=False)
     for name, found in findings.items():
-        if "not_done" in found:
-            table.add_row(name, f"not done: {found['not_done']}", "", "", "")
-            continue
-        verdict = found["verdict"]
-        control = found.get("control")
-        table.add_row(
-            name,
-            found["hypothesis"],
-            f"{with_interval(found['effect'])}\n{found['measure']}",
-            f"{with_interval(control)}\n{control['what']}" if control else "",
-            f"[{COLOURS[verdict]}]{verdict}[/]",
-        )
-    Console().print(table)
+        verdict = "not done" if "not_done" in found else found["verdict"]
+        head = found["not_done"] if "not_done" in found else found["hypothesis"]
+        line = Text.assemble((verdict.ljust(INDENT), COLOURS[verdict]), (name, "bold"), f": {head}")
+        console.print(line, soft_wrap=True)
+        for word, estimate, what in _numbers(found):
+            console.print(Text(f"{' ' * INDENT}{word} {with_interval(estimate)}: {what}"), soft_wrap=True)
+    if findings:
+        console.print("95 % intervals over sequences; a control is what the effect has to beat.")
+
+
+def _numbers(found: dict[str, Any]) -> list[tuple[str, dict[str, Any], str]]:
+    rows = [] if "not_done" in found else [("effect", found["effect"], found["measure"])]
+    return rows + ([("control", found["control"], found["control"]["what"])] if "control" in found else [])
 
 
 def with_interval(estimate: dict[str, Any]) -> str:

@@ -1,0 +1,28 @@
+"""Every notebook runs from top to bottom in a real kernel, on a tiny run in place of the quickstart's."""
+
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+pytest.importorskip("nbclient", reason="nbclient and ipykernel come with the dev extra")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, trained_run, monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("PNN_RUN", str(trained_run))
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # what is committed was not run somewhere else
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in shown)
+    assert not any(output["output_type"] == "error" for output in shown)
+
+
+def test_there_are_three():
+    assert [path.stem for path in NOTEBOOKS] == ["analyse_gates", "explore_data", "visualise_results"]
