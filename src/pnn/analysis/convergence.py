@@ -132,7 +132,9 @@ def analyse_convergence(model: MaskedLMBase, text: Text) -> dict[str, Any]:
         **{f"{name}_by_step": ratios(totals, name, "targets") for name in ("correct", "confidence", "probability")},
         "controls": {name: described(totals, name, steps) for name in ("untrained", "shuffled")},
     }
-    result["findings"] = {"hard_tokens_converge_later": _later(totals, "convergence", "converge, by the paper's measure,")}
+    result["findings"] = {}
+    if steps > 1:  # else the paper's measure is 1 for every token
+        result["findings"]["hard_tokens_converge_later"] = _later(totals, "convergence", "converge, by the paper's measure,")
     result["findings"]["hard_tokens_settle_later"] = _later(totals, "settled by class", "settle on their final prediction")
     if embedded:
         result["true_difficulty"] = _true_difficulty(totals, steps)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 NO_BREAK = "\u00a0"  # keeps a number and its sign on one line
 INTERVAL = f"95{NO_BREAK}% interval"
@@ -14,7 +16,7 @@ def per_cent(fraction: float, digits: int = 1) -> str:
 
 def bare_per_cent(fraction: float, digits: int = 1) -> str:
     """Without the sign, for table columns and bars whose heading or axis already says per cent."""
-    return _signed(100 * fraction, digits)
+    return signed(100 * fraction, digits)
 
 
 def per_cent_interval(interval: Sequence[float]) -> str:
@@ -46,7 +48,19 @@ def short_count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _signed(value: float, digits: int) -> str:
+def estimate(found: Mapping[str, Any]) -> str:
+    """A value with its interval, as the analyses write them, in as many digits as the interval calls for:
+    0.084 (0.083 to 0.085)."""
+    value, (low, high) = found["value"], found["interval"]
+    if value is None:
+        return "not measurable"
+    if low is None or high is None:
+        return f"{signed(value, 3)} (no interval)"
+    digits = min(max(1 + math.ceil(-math.log10(high - low)), 2), 4) if high > low else 3
+    return f"{signed(value, digits)} ({signed(low, digits)} to {signed(high, digits)})"
+
+
+def signed(value: float, digits: int) -> str:
     """With a real minus sign, and never a minus before a zero."""
     text = f"{value:.{digits}f}"
     if float(text) == 0:

@@ -121,8 +121,9 @@ def per_cent_axis(axes: Axes) -> None:
 
     def write(value: float, _: object) -> str:
         ticks = axes.yaxis.get_majorticklocs()
-        spacing = abs(ticks[1] - ticks[0]) if len(ticks) > 1 else 1.0
-        return bare_per_cent(value, 0 if spacing >= 0.0099 else 1)
+        spacing = 100 * abs(ticks[1] - ticks[0]) if len(ticks) > 1 else 1.0
+        exact = (digits for digits in range(4) if abs(spacing * 10**digits - round(spacing * 10**digits)) < 1e-6 * spacing)
+        return bare_per_cent(value, next(exact, 4))
 
     axes.yaxis.set_major_formatter(FuncFormatter(write))
 

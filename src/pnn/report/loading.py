@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pnn import runs
 from pnn.config import RunConfig
 from pnn.errors import UserError
+from pnn.figures.analyses import ANALYSIS_FIGURES
 from pnn.figures.anatomy import KNOWN_TYPES, anatomy
 from pnn.figures.results import Json, is_refiner, median_speed
 
@@ -23,6 +24,8 @@ class Run:
     metrics: list[Json]
     evaluation: Json
     seconds: float | None  # of training, without evaluation and saving
+    analyses: dict[str, Json] = field(default_factory=dict)  # analysis/<name>.json by name
+    evidence: Json = field(default_factory=dict)  # experimental_results.json
 
     @property
     def is_refiner(self) -> bool:
@@ -74,21 +77,21 @@ def _load(folder: Path, name: str) -> Run:
     evaluation = runs.read_json(folder / "evaluation.json")
     if "accuracy_by_step" not in evaluation:
         raise UserError(f"{folder / 'evaluation.json'} holds no accuracy_by_step: run `pnn evaluate {folder}` again")
-    environment = folder / "environment.json"
     metrics = _read_metrics(folder)
     return Run(
         name=name,
         config=config,
-        model=_model_config(folder),
-        environment=runs.read_json(environment) if environment.exists() else {},
+        model=_if_there(folder / "checkpoints" / "best" / "config.json"),
+        environment=_if_there(folder / "environment.json") or {},
         metrics=metrics,
         evaluation=evaluation,
         seconds=next((row["seconds"] for row in reversed(metrics) if "seconds" in row), None),
+        analyses={name: found for name in ANALYSIS_FIGURES if (found := _if_there(folder / "analysis" / f"{name}.json"))},
+        evidence=_if_there(folder / "experimental_results.json") or {},
     )
 
 
-def _model_config(folder: Path) -> dict[str, Any] | None:
-    path = folder / "checkpoints" / "best" / "config.json"
+def _if_there(path: Path) -> dict[str, Any] | None:
     return runs.read_json(path) if path.exists() else None
 
 

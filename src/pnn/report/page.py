@@ -1,7 +1,7 @@
 """The page: one file that opens anywhere, with what was measured, the figures, and how to read them.
 
 Every section answers a question that its heading asks. What a run does not have (a best possible accuracy, kinds of words,
-further sets) has no section; what needs two runs is not there for one.
+further sets, analyses) has no section; what needs two runs is not there for one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pnn.figures.numbers import count, per_cent
 from pnn.figures.results import same_targets
 from pnn.figures.training import speed, training_curves
 from pnn.files import write_text
+from pnn.report.analysis import analysis_section
 from pnn.report.corpus import corpus_note
 from pnn.report.loading import Run, load_runs
 from pnn.report.markup import Html, image, join, section, tag
@@ -60,6 +61,7 @@ def _sections(runs: Sequence[Run], pictures: Path) -> list[Html]:
         _other_sets(runs) if any(run.evaluation.get("sets") for run in runs) else None,
         _training(runs, pictures),
         _cost(runs, pictures) if len(runs) > 1 else None,
+        *(_inside(run, pictures, alone=len(runs) == 1) for run in runs),
         _small_print(runs),
         section("Data, recipe and machine", tag("details", tag("summary", "Every setting"), settings_table(runs))),
     ]
@@ -145,6 +147,16 @@ def _cost(runs: Sequence[Run], pictures: Path) -> Html:
     )
     picture = _picture(figure, "speed", pictures, "Parameters and training speed, as in the table at the top")
     return section("What did it cost?", tag("p", reading), picture)
+
+
+def _inside(run: Run, pictures: Path, *, alone: bool) -> Html | None:
+    """What was analysed of this run. Beside other runs its pictures carry its name."""
+    before = "" if alone else f"{run.name.replace('/', '_')}_"
+
+    def draw(figure: Figure, name: str, description: str) -> Html:
+        return _picture(figure, before + name, pictures, description)
+
+    return analysis_section(run, draw)
 
 
 def _small_print(runs: Sequence[Run]) -> Html:

@@ -41,7 +41,7 @@ def run(subject: Subject) -> dict[str, Any]:
         },
         "pattern_counts": {name: int((classes == i).sum()) for i, name in enumerate(CLASSES)},
         "dimension_patterns": {name: np.flatnonzero(classes == i).tolist() for i, name in enumerate(CLASSES)},
-        "hypothesis": "dimensions have roles that come out the same on other text",
+        "hypothesis": "dimensions have different roles, which come out the same on other text",
         "measure": "Cohen's κ between the classes of two halves of the text",
         "effect": as_json(effect),
         "margin": MARGIN,

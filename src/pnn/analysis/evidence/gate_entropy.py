@@ -72,6 +72,7 @@ def run(subject: Subject) -> dict[str, Any]:
             name: [number(value / counts[i]) for value in by_step[i]] for i, name in enumerate(DIFFICULTIES) if counts[i]
         },
         "entropy": dict(zip(DIFFICULTIES, ratios(totals, "last", "targets"), strict=True)),
+        "untrained_entropy": dict(zip(DIFFICULTIES, ratios(totals, "untrained", "targets"), strict=True)),
         **finding(
             "gates are more decided at easy tokens than at hard ones",
             "mean binary entropy of the last step's gates, hard targets − easy ones",

@@ -54,6 +54,7 @@ def run(subject: Subject) -> dict[str, Any]:
             for name, values in published.items()
         },
         "by_step": {name: ratios(totals, name, "tokens") for name in SERIES if name in totals},
+        "untrained_update_by_step": ratios(totals, "untrained", "tokens"),
         **finding(
             "the update gets smaller from every step to the next: refinement settles",
             "smallest fall of mean |Δ| from one step to the next, as a share of the first",

@@ -62,6 +62,6 @@ def has_delta_norm(subject: Subject) -> bool:
 
 
 def undone_by_norm(subject: Subject) -> bool:
-    """Whether scaling the FFN by a half changes nothing that can be seen: measured, not assumed."""
+    """Whether scaling the FFN by a half, before a norm, changes nothing that can be seen: measured, not assumed."""
     half, base = subject.suppressed("ffn", 0.5), subject.baseline
-    return bool(np.abs(half[:, 2] - base[:, 2]).sum() <= 1e-3 * base[:, 2].sum())
+    return has_delta_norm(subject) and bool(np.abs(half[:, 2] - base[:, 2]).sum() <= 1e-3 * base[:, 2].sum())

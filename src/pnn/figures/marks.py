@@ -1,0 +1,133 @@
+"""What the figures of analyses are made of: estimates with their intervals as lines, dots and bars, and the groups' colours.
+
+An estimate is {"value": …, "interval": [low, high]} as the analyses write it. Null stands for what could not be measured (a
+group without members, an interval of one sequence) and draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from pnn.figures.numbers import signed
+from pnn.figures.results import Json
+from pnn.figures.style import INK, PALETTE, SMALL, ink_on
+
+Array = NDArray[np.float64]
+
+BLUE, ORANGE, GREEN, PINK, AMBER, SKY = PALETTE
+CONTROL = "#8f8f8f"  # whatever an effect has to beat
+DIFFICULTY = {"easy": SKY, "medium": BLUE, "hard": ORANGE}
+PART = {"attention": BLUE, "gate": ORANGE, "ffn": GREEN, "delta": PINK}
+TOKEN = {"ordinary": BLUE, "masked": ORANGE, "special": GREEN}
+MARKERS = ("o", "s", "^", "D", "v", "P")
+PART_MARKER = dict(zip(PART, MARKERS, strict=False))
+
+
+def floats(values: Iterable[float | None]) -> Array:
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def estimates(found: Sequence[Json]) -> tuple[Array, Array]:
+    """Values (n,) and how far their intervals reach down and up (2, n)."""
+    values = floats(one["value"] for one in found)
+    low, high = (floats(one["interval"][end] for one in found) for end in (0, 1))
+    return values, np.stack((np.maximum(values - low, 0), np.maximum(high - values, 0)))
+
+
+def line(axes: Axes, at: Sequence[float] | NDArray[Any], found: Sequence[Json], colour: str, **looks: Any) -> None:
+    """A line with whiskers. A control is drawn by `**PALE`."""
+    values, reach = estimates(found)
+    defaults: dict[str, Any] = {"marker": "o", "ms": 4.5, "lw": 1.6, "elinewidth": 1.0, "capsize": 2.5}
+    axes.errorbar(at, values, reach, color=colour, **defaults | looks)
+
+
+PALE: dict[str, Any] = {"ls": (0, (4, 2)), "lw": 1.2, "ms": 4.0, "mfc": "white", "elinewidth": 0.8, "capsize": 2.0}
+
+
+def dots(axes: Axes, at: Sequence[float], found: Sequence[Json], colour: str | Sequence[str], **looks: Any) -> None:
+    """Separate estimates: no line says that there is something between them."""
+    shades = [colour] * len(found) if isinstance(colour, str) else colour
+    for place, one, shade in zip(at, found, shades, strict=True):
+        line(axes, [place], [one], shade, **{"ls": "none", "ms": 5.5, **looks})
+
+
+def bars(axes: Axes, at: Sequence[float] | NDArray[Any], found: Sequence[Json], colour: Any, width: float = 0.62) -> None:
+    values, reach = estimates(found)
+    axes.bar(at, values, width, color=colour)
+    axes.errorbar(at, values, reach, color=INK, ls="none", elinewidth=0.9, capsize=2)
+
+
+def stacked_rows(axes: Axes, rows: Mapping[str, Sequence[float]], colours: Sequence[str], least: float = 0.06) -> None:
+    """Shares of a whole as horizontal bars, the first row on top. A share that leaves room has its number written in it."""
+    for place, shares in enumerate(rows.values()):
+        left = 0.0
+        for share, colour in zip(shares, colours, strict=True):
+            axes.barh(place, share, 0.7, left, color=colour, edgecolor="white", linewidth=0.6)
+            if share >= least:
+                text = signed(100 * share, 0)
+                axes.text(left + share / 2, place, text, ha="center", va="center", fontsize=SMALL, color=ink_on(colour))
+            left += share
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.5))
+    axes.grid(False)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: signed(100 * value, 0)))
+
+
+# Axes ------------------------------------------------------------------------------------------------------------------
+
+
+def step_axis(axes: Axes, first: int, last: int, label: str = "refinement step") -> None:
+    axes.set(xlabel=label, xlim=(first - 0.4, last + 0.4))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, min_n_ticks=1))
+
+
+def from_zero(axes: Axes) -> None:
+    """Start at zero, with some air above the highest mark."""
+    axes.set_ylim(0, 1.06 * max(axes.get_ylim()[1], 1e-9))
+
+
+def at_least(axes: Axes, span: float) -> None:
+    """Widen a vertical axis that would blow up differences below what anybody cares for."""
+    low, high = axes.get_ylim()
+    more = max(0.0, span - (high - low)) / 2
+    axes.set_ylim(low - more, high + more)
+
+
+def unit_of(result: Json) -> str:
+    """What a step of this model is called."""
+    return "layer" if result.get("model_type") == "pnn_bert_baseline" else "refinement step"
+
+
+def titled(axes: Axes, title: str, keys: Sequence[Any] = (), columns: int = 4) -> None:
+    """The title, and between it and the panel room for a line of keys, where no data can be under them. A panel without keys
+    beside one that has some leaves the same room, so that their titles stand on one line."""
+    axes.set_title(title, pad=22)
+    if not keys:
+        return
+    legend = axes.legend(
+        handles=list(keys),
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=columns,
+        borderaxespad=0.2,
+        borderpad=0.1,
+        handlelength=1.4 if columns <= 4 else 0.8,
+        handletextpad=0.4,
+        columnspacing=0.9 if columns <= 4 else 0.6,
+        labelspacing=0.3,
+    )
+    legend.set_in_layout(False)  # a panel is not to shrink for its keys
+
+
+def shades(count: int, light: str = "#a6cbe3", dark: str = "#08306b") -> list[str]:
+    """From light to dark, one a step."""
+    start, end = np.array(to_rgb(light)), np.array(to_rgb(dark))
+    return [to_hex(start + (end - start) * (i / max(count - 1, 1))) for i in range(count)]
