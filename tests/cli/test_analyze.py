@@ -70,6 +70,9 @@ def test_an_unknown_experiment_is_one_sentence_and_loses_nothing(pnn_command, ru
     assert code == 2
     assert err.strip() == 'pnn: --experiment megg: no such experiment (did you mean "meg"?)'
     assert before.read_text() == "{}"
+    code, _, err = pnn_command("analyze", "gate", run, "--out", tmp_path)
+    assert code == 2
+    assert err.strip() == 'pnn: analyze gate: no such analysis (did you mean "gates"?)'
 
 
 def test_a_model_without_gates(pnn_command, tmp_path, write_config):
