@@ -1,7 +1,5 @@
 """On a GPU, too, the fast path must follow the naive one's loss. Run by hand: pytest -m gpu tests/gpu"""
 
-from statistics import mean
-
 import pytest
 import torch
 
@@ -18,6 +16,4 @@ def test_two_hundred_updates_give_the_naive_curve(tiny_config, precision, within
     config = tiny_config(model=model, training={"max_steps": 200, "batch_size": 64, "effective_batch_size": 64})
     found = loss_curves(load_config(str(config)), 200, precision)
     assert found["ours"][-1] < found["ours"][0] - 1  # it did learn
-    assert abs(mean(found["ours"][-20:]) - mean(found["naive"][-20:])) < within
-    # update by update, a model and a batch as small as these walk further apart in bf16 than the paper's do (0.005 there)
-    assert found["largest_difference"] < (within if precision == "fp32" else 0.05)
+    assert found["largest_difference"] < within

@@ -133,4 +133,4 @@ def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind)
     assert curves[True][-1] < curves[True][0] - 0.3
     difference = (curves[True] - curves[False]).abs()
     assert difference[:5].max() < 1e-4  # the recording is made at the fourth
-    assert difference.max() < 2e-2  # rounding to bf16, in whichever order atomic additions come, grows from there
+    assert difference.max() < 5e-3

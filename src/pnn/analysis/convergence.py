@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pnn.analysis.controls import shuffled, untrained
-from pnn.analysis.totals import Array, Totals, difference_of_ratios, finding, ratios
+from pnn.analysis.totals import Array, Totals, difference_of_ratios, finding, ratios, two_ratios
 from pnn.analysis.trace import Text, trace_batch
 from pnn.data import synthetic
 from pnn.evaluation.masked import best_possible, is_embedded
@@ -145,14 +145,11 @@ def analyse_convergence(model: MaskedLMBase, text: Text) -> dict[str, Any]:
 def _later(totals: Totals, measure: str, words: str) -> dict[str, Any]:
     """Mean step of hard targets less that of easy ones, against the same with shuffled labels."""
 
-    def columns(source: str) -> Array:
-        steps, number = totals.of(f"{source} {measure}"), totals.of(f"{source} class")
-        return np.stack((steps[:, HARD], number[:, HARD], steps[:, EASY], number[:, EASY]), 1)
-
+    columns = [two_ratios(totals, f"{source} {measure}", f"{source} class", HARD, EASY) for source in ("trained", "shuffled")]
     return finding(
         f"hard tokens {words} later than easy ones",
         "mean step of hard targets − mean step of easy ones",
-        np.concatenate((columns("trained"), columns("shuffled")), 1),
+        np.concatenate(columns, 1),
         lambda sums: difference_of_ratios(sums[..., :4]),
         margin=MARGIN,
         control="classes from labels shuffled among the targets",
@@ -192,12 +189,11 @@ def _true_difficulty(totals: Totals, steps: int) -> dict[str, Any]:
 
 
 def _later_by_truth(totals: Totals) -> dict[str, Any]:
-    steps, number = totals.of("known settled"), totals.of("known")
     return finding(
         f"tokens that nobody could be sure of (best possible probability below {UNCERTAIN}) settle later than certain ones "
         f"(above {CERTAIN})",
         "mean settled step of uncertain targets − that of certain ones",
-        np.stack((steps[:, 1], number[:, 1], steps[:, 0], number[:, 0]), 1),
+        two_ratios(totals, "known settled", "known", 1, 0),
         difference_of_ratios,
         margin=MARGIN,
     )

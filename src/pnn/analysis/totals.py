@@ -67,6 +67,12 @@ def difference_of_ratios(sums: Array) -> Array:
     return ratio(sums[..., :2]) - ratio(sums[..., 2:])
 
 
+def two_ratios(totals: Totals, above: str, below: str, one: int, other: int) -> Array:
+    """What `difference_of_ratios` reads: columns `one` and `other` of Σ above / Σ below, for every sequence."""
+    top, bottom = totals.of(above), totals.of(below)
+    return np.stack((top[:, one], bottom[:, one], top[:, other], bottom[:, other]), 1)
+
+
 def as_json(estimate: Estimate) -> dict[str, Any]:
     return {"value": number(estimate.value), "interval": [number(estimate.low), number(estimate.high)]}
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pnn.analysis.evidence.subject import DIFFICULTIES, EASY, HARD, Subject, difficulty
-from pnn.analysis.totals import Totals, difference_of_ratios, finding, number, ratios
+from pnn.analysis.totals import Totals, difference_of_ratios, finding, number, ratios, two_ratios
 from pnn.analysis.trace import trace_batch
 
 
@@ -36,9 +36,7 @@ def run(subject: Subject) -> dict[str, Any]:
     means = totals.of("size").sum(0).reshape(len(DIFFICULTIES), stages) / np.maximum(counts, 1)[:, None]
     deviations = np.sqrt(np.maximum(squares.numpy() / np.maximum(counts, 1)[:, None] - means**2, 0))
 
-    def columns(name: str) -> Any:
-        path, targets = totals.of(name), totals.of("targets")
-        return np.stack((path[:, HARD], targets[:, HARD], path[:, EASY], targets[:, EASY]), 1)
+    columns = [two_ratios(totals, name, "targets", HARD, EASY) for name in ("path", "untrained path")]
 
     return {
         "published": {
@@ -52,7 +50,7 @@ def run(subject: Subject) -> dict[str, Any]:
         **finding(
             "hard tokens are moved further than easy ones",
             "Σ_t mean |Δᵗ| of hard targets − that of easy ones",
-            np.concatenate((columns("path"), columns("untrained path")), 1),
+            np.concatenate(columns, 1),
             lambda sums: difference_of_ratios(sums[..., :4]),
             control="the same tokens in the untrained model",
             control_statistic=lambda sums: difference_of_ratios(sums[..., 4:]),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pnn.analysis.evidence.subject import DIFFICULTIES, EASY, HARD, Subject, difficulty
-from pnn.analysis.totals import Totals, difference_of_ratios, finding, number, ratios
+from pnn.analysis.totals import Totals, difference_of_ratios, finding, number, ratios, two_ratios
 from pnn.analysis.trace import Trace, trace_batch
 
 MARGIN = 0.005  # nats, of at most ln 2 = 0.693
@@ -49,9 +49,7 @@ def run(subject: Subject) -> dict[str, Any]:
     easy, hard = means[EASY], means[HARD]
     known = easy is not None and hard is not None
 
-    def columns(name: str) -> Any:
-        entropy, targets = totals.of(name), totals.of("targets")
-        return np.stack((entropy[:, HARD], targets[:, HARD], entropy[:, EASY], targets[:, EASY]), 1)
+    columns = [two_ratios(totals, name, "targets", HARD, EASY) for name in ("last", "untrained")]
 
     return {
         "published": {
@@ -76,7 +74,7 @@ def run(subject: Subject) -> dict[str, Any]:
         **finding(
             "gates are more decided at easy tokens than at hard ones",
             "mean binary entropy of the last step's gates, hard targets − easy ones",
-            np.concatenate((columns("last"), columns("untrained")), 1),
+            np.concatenate(columns, 1),
             lambda sums: difference_of_ratios(sums[..., :4]),
             margin=MARGIN,
             control="the same tokens in the untrained model",

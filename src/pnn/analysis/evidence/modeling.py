@@ -15,7 +15,6 @@ import torch
 from pnn.analysis.evidence.subject import Subject
 from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
 from pnn.analysis.trace import Trace, trace_batch
-from pnn.errors import UserError
 
 PERMUTATIONS = 1000
 
@@ -31,8 +30,6 @@ def participation(trace: Trace) -> torch.Tensor:
 
 def run(subject: Subject) -> dict[str, Any]:
     steps = subject.num_steps
-    if steps < 3:
-        raise UserError(f"modeling: a model of {steps} step{'s' * (steps > 1)} has no step between its first and its last")
     totals = Totals(len(subject.text))
     patterns = torch.zeros(steps + 1, subject.model.config.hidden_size, dtype=torch.float64)
     for batch in subject.text.batches():
