@@ -5,6 +5,7 @@ from __future__ import annotations
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
@@ -17,6 +18,7 @@ from pnn.models.bert import (
     BertBaselineForSequenceClassification,
     BertBaselineModel,
 )
+from pnn.models.ddl import DDLConfig, DDLForCausalLM, DDLModel
 from pnn.models.pnn import (
     PNNConfig,
     PNNForMaskedLM,
@@ -40,6 +42,9 @@ for _config, _base, _mlm, _classifier, _choice in (
     AutoModelForMaskedLM.register(_config, _mlm, exist_ok=True)
     AutoModelForSequenceClassification.register(_config, _classifier, exist_ok=True)
     AutoModelForMultipleChoice.register(_config, _choice, exist_ok=True)
+AutoConfig.register(DDLConfig.model_type, DDLConfig, exist_ok=True)
+AutoModel.register(DDLConfig, DDLModel, exist_ok=True)
+AutoModelForCausalLM.register(DDLConfig, DDLForCausalLM, exist_ok=True)
 
 __all__ = [
     "BertBaselineConfig",
@@ -47,6 +52,9 @@ __all__ = [
     "BertBaselineForMultipleChoice",
     "BertBaselineForSequenceClassification",
     "BertBaselineModel",
+    "DDLConfig",
+    "DDLForCausalLM",
+    "DDLModel",
     "PNNConfig",
     "PNNForMaskedLM",
     "PNNForMultipleChoice",

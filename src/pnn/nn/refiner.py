@@ -119,7 +119,8 @@ class DeltaRefiner(nn.Module):
         raw = self.raw_delta(attended)
         if self.write is not None:
             v, beta = self.write(attended).split(1, dim=-1)
-            return Refinement(rewrite_delta(here, soft_unit(raw), v, 2 * torch.sigmoid(beta)), raw, None)
+            delta = rewrite_delta(here.unsqueeze(-2), soft_unit(raw), v, 2 * torch.sigmoid(beta)).squeeze(-2)
+            return Refinement(delta, raw, None)
         if self.gate is None:
             return Refinement(raw, raw, None)
         gate = self.gate(here, raw)

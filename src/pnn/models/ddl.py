@@ -1,0 +1,403 @@
+"""Deep Delta Learning: a decoder whose residual stream is read, compared and overwritten.
+
+    X⁰ = expand(embed(tokens)),   and in every sublayer (attention, then MLP, in each of L blocks):
+    x = compress(X),   c̄ = RMSNorm(x),   X⁺ = X + β k (vᵀ − kᵀX)   with k from F(c̄), v and β from x and c̄
+    logits = head(RMSNorm(compress(Xᴸ)))
+
+`DDLConfig()` is the paper's bare "DDL" at its small size: four value channels, channel compressor, input expansion, generators as
+in the published code (`reading="code"`; `"paper"` follows the text, see `nn/delta_rule`). `residual` says how a branch's output
+enters the state: `"delta"` as above, `"write_only"` without the erasure, `"additive"` as everybody does; with
+`value_channels=1` the state is a vector and needs neither compressor nor expansion, so `residual="additive", value_channels=1` is the
+baseline. Attention and MLP are the same in all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput, can_return_tuple
+
+from pnn.models.base import check_heads
+from pnn.nn.decoder import CausalAttention, Context, RMSNorm, SwiGLU, causal_mask, rotation
+from pnn.nn.delta_rule import (
+    AdditiveResidual,
+    ChannelCompressor,
+    DeltaResidual,
+    InputExpansion,
+    Repetition,
+    Squeeze,
+    TokenCompressor,
+)
+from pnn.nn.pointwise import computed_in, for_kernels
+from pnn.objectives import IGNORE, step_weighted_loss
+
+RESIDUALS = ("delta", "write_only", "additive")
+COMPRESSORS = ("channel", "token")
+READINGS = ("code", "paper")
+
+
+@strict
+class DDLConfig(PreTrainedConfig):
+    model_type = "ddl"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "states", "gates"]
+
+    vocab_size: int = 50304  # GPT-2's 50,257, rounded up to a multiple of 128
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 6
+    intermediate_size: int | None = None  # None: ⌊8 d / 3⌋
+    max_position_embeddings: int = 1024
+    residual: str = "delta"
+    value_channels: int = 4
+    compressor: str = "channel"
+    expand_input: bool = True
+    reading: str = "code"
+    compressor_kernel_size: int = 4  # tokens that a token compressor sees
+    expansion_kernel_size: int = 4
+    beta_init: float = 1.0  # β before training, between 0 and 2
+    rotary_base: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02  # of the embeddings; matrices start with 0.5 / √d
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    bos_token_id: int | None = 50256
+    eos_token_id: int | list[int] | None = 50256
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 8 * self.hidden_size // 3
+        super().__post_init__(**kwargs)
+
+    def validate_decoder(self) -> None:
+        """Called by `@strict` after construction and before saving."""
+        check_heads(self)
+        if self.hidden_size // self.num_attention_heads % 2:
+            raise ValueError(f"heads of {self.hidden_size // self.num_attention_heads} numbers cannot be rotated in pairs")
+        for name, known in (("residual", RESIDUALS), ("compressor", COMPRESSORS), ("reading", READINGS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(known)}")
+        for name in ("value_channels", "compressor_kernel_size", "expansion_kernel_size", "num_hidden_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}, but at least one is needed")
+        for name in ("compressor_kernel_size", "expansion_kernel_size"):
+            if getattr(self, name) > self.max_position_embeddings:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is longer than the context of {self.max_position_embeddings} tokens"
+                )
+        if not 0 <= self.beta_init <= 2:
+            raise ValueError(f"beta_init={self.beta_init} does not lie between 0 and 2")
+
+    @property
+    def residual_bias(self) -> float:
+        """The gate's bias that gives β = beta_init."""
+        p = min(max(self.beta_init / 2, 1e-6), 1 - 1e-6)
+        return math.log(p / (1 - p))
+
+
+@dataclass
+class DecoderOutput(ModelOutput):
+    """`states`: X before the first block and after each, (B, T, channels, d). `gates`: β of every sublayer, (B, T)."""
+
+    last_hidden_state: Tensor | None = None
+    past_key_values: DDLCache | None = None
+    states: tuple[Tensor, ...] | None = None
+    gates: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class CausalLMOutput(ModelOutput):
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    past_key_values: DDLCache | None = None
+    states: tuple[Tensor, ...] | None = None
+    gates: tuple[Tensor, ...] | None = None
+
+
+class DDLCache(DynamicCache):
+    """Keys and values, and for convolutions over tokens the last few steps of what each of them reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.histories: dict[str, Tensor] = {}
+
+    def swap_history(self, name: str, x: Tensor, size: int) -> Tensor:
+        """What came before x, (B, size − 1, …), zeros at the start of a text; x's own end is kept for the next call."""
+        before = self.histories.get(name)
+        if before is None:
+            before = x.new_zeros(len(x), size - 1, *x.shape[2:])
+        self.histories[name] = torch.cat((before, x), dim=1)[:, x.shape[1] :]
+        return before
+
+    def _change_histories(self, change: Any) -> None:
+        self.histories = {name: change(history) for name, history in self.histories.items()}
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._change_histories(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self._change_histories(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._change_histories(lambda x: x[indices])
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        if self.histories:
+            raise NotImplementedError("a cache with histories of token convolutions cannot be cut back")
+        super().crop(*args, **kwargs)
+
+    def reset(self) -> None:
+        super().reset()
+        self.histories = {}
+
+
+def make_compressor(config: DDLConfig) -> nn.Module:
+    if config.value_channels == 1:
+        return Squeeze()
+    if config.compressor == "channel":
+        return ChannelCompressor(config.hidden_size, config.value_channels, config.reading)
+    return TokenCompressor(config.hidden_size, config.value_channels, config.compressor_kernel_size)
+
+
+def make_residual(config: DDLConfig) -> nn.Module:
+    if config.residual == "additive":
+        return AdditiveResidual(config.value_channels)
+    return DeltaResidual(config.hidden_size, config.value_channels, config.reading, erase=config.residual == "delta")
+
+
+class Histories:
+    """Hands each convolution over tokens what came before, if there is a cache. Padding is zero to them."""
+
+    def __init__(self, cache: DDLCache | None, keep: Tensor | None):
+        self.cache, self.keep = cache, keep
+
+    def apply(self, module: nn.Module, x: Tensor, name: str) -> Tensor:
+        size = len(module.kernel) if isinstance(module, TokenCompressor | InputExpansion) else 1  # type: ignore[arg-type]
+        if size == 1:
+            return module(x)
+        if self.keep is not None:
+            x = x * self.keep.view(*self.keep.shape, *[1] * (x.dim() - 2)).to(x.dtype)
+        return module(x, None if self.cache is None else self.cache.swap_history(name, x, size))
+
+
+class DDLBlock(nn.Module):
+    """Attention, then MLP. One compressor serves both."""
+
+    def __init__(self, config: DDLConfig, layer: int):
+        super().__init__()
+        self.layer = layer
+        self.compress = make_compressor(config)
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = CausalAttention(config.hidden_size, config.num_attention_heads, config.rms_norm_eps)
+        self.attention_residual = make_residual(config)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        assert config.intermediate_size is not None
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
+        self.mlp_residual = make_residual(config)
+
+    def forward(self, state: Tensor, context: Context, histories: Histories) -> Tensor:
+        x = histories.apply(self.compress, state, f"attention {self.layer}")
+        c = self.attention_norm(x)
+        state = self.attention_residual(state, self.attention(c, context, self.layer), x, c)
+        x = histories.apply(self.compress, state, f"mlp {self.layer}")
+        c = self.mlp_norm(x)
+        return self.mlp_residual(state, self.mlp(c), x, c)
+
+
+class DDLPreTrainedModel(PreTrainedModel):
+    config_class = DDLConfig
+    base_model_prefix = "model"
+    _no_split_modules: ClassVar[list[str]] = ["DDLBlock"]
+    _supports_sdpa = True
+    _supports_attention_backend = False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """N(0, 0.5 / √d) for every matrix, kernels of compressors among them, less for what ends a branch; see the spec of
+        the published code. Runs after the constructors: an initial value that matters has to be set here."""
+        config = self.config
+        std = 0.5 / math.sqrt(config.hidden_size)
+        if isinstance(module, nn.Linear):
+            init.normal_(module.weight, mean=0.0, std=std)
+        elif isinstance(module, CausalAttention):
+            init.normal_(module.out.weight, mean=0.0, std=std / math.sqrt(config.num_hidden_layers))
+        elif isinstance(module, SwiGLU):
+            init.normal_(module.down.weight, mean=0.0, std=std / math.sqrt(config.num_hidden_layers))
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=config.initializer_range)
+        elif isinstance(module, RMSNorm):
+            init.ones_(module.weight)
+        elif isinstance(module, DeltaResidual):
+            init.constant_(module.gate.bias, config.residual_bias)
+            if module.value.bias is not None:
+                init.uniform_(module.value.bias, -1 / math.sqrt(config.hidden_size), 1 / math.sqrt(config.hidden_size))
+        elif isinstance(module, AdditiveResidual):
+            if module.weight is not None:
+                init.ones_(module.weight)
+        elif isinstance(module, ChannelCompressor | TokenCompressor):
+            if module.read is None:  # the paper's compressor: the mean of the channels
+                init.constant_(module.kernel, 1 / config.value_channels)
+            else:
+                init.normal_(module.kernel, mean=0.0, std=std)
+                init.constant_(module.read, 1 / config.value_channels)
+        elif isinstance(module, InputExpansion):
+            init.copy_(module.kernel, module.identity())
+
+
+class DDLModel(DDLPreTrainedModel):
+    def __init__(self, config: DDLConfig):
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        channels = config.value_channels
+        expands = config.expand_input and channels > 1
+        self.expand = (
+            InputExpansion(config.hidden_size, channels, config.expansion_kernel_size) if expands else Repetition(channels)
+        )
+        self.blocks = nn.ModuleList(DDLBlock(config, layer) for layer in range(config.num_hidden_layers))
+        self.readout = make_compressor(config)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings = value  # type: ignore[assignment]
+
+    def compile_blocks(self, with_kernels: bool = False) -> None:
+        """Compile in place what runs again and again; blocks of one shape share one graph."""
+        for block in self.blocks:
+            block.compile()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: DDLCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_states: bool = False,
+        output_gates: bool = False,
+    ) -> DecoderOutput:
+        """`attention_mask` is (B, T), or (B, past + T) behind a cache: 1 at real tokens, 0 at padding, which lies on the left when
+        text is generated. Positions count real tokens."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        h = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = past_key_values
+        if cache is None and use_cache:
+            cache = DDLCache()
+        if cache is not None and not isinstance(cache, DDLCache):
+            raise ValueError(f"this model keeps more than keys and values: give it a DDLCache, not a {type(cache).__name__}")
+        past = 0 if cache is None else cache.get_seq_length()
+        length = h.shape[1]
+        if length == 0:
+            raise ValueError("an empty prompt: give at least one token")
+        if past + length > self.config.max_position_embeddings:
+            raise ValueError(
+                f"a sequence of {past + length} tokens, but the model takes {self.config.max_position_embeddings}"
+            )
+        keep = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
+        if position_ids is None:
+            counted = None if keep is None else (keep.long().cumsum(-1) - 1).clamp(min=0)
+            position_ids = torch.arange(past, past + length, device=h.device)[None] if counted is None else counted[:, past:]
+        head_width = self.config.hidden_size // self.config.num_attention_heads
+        cos, sin = rotation(position_ids, head_width, self.config.rotary_base)
+        context = Context(cos, sin, causal_mask(keep, length, past, h.device), cache)
+        histories = Histories(cache, None if keep is None else keep[:, past:])
+
+        if for_kernels(h):
+            h = h.to(computed_in(h))
+        state = histories.apply(self.expand, h, "input")
+        states, gates = [state], []
+        watched = [_watch_gate(module, gates) for module in self.modules() if output_gates and isinstance(module, DeltaResidual)]
+        try:
+            for block in self.blocks:
+                state = block(state, context, histories)
+                states.append(state)
+        finally:
+            for handle in watched:
+                handle.remove()
+        last = self.norm(histories.apply(self.readout, state, "readout"))
+        return DecoderOutput(last, cache, tuple(states) if output_states else None, tuple(gates) if output_gates else None)
+
+
+def _watch_gate(residual: DeltaResidual, into: list[Tensor]) -> Any:
+    def see(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        into.append(2 * torch.sigmoid(residual.gate(args[3]).float()).squeeze(-1))
+
+    return residual.register_forward_hook(see)
+
+
+class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
+    accepts_loss_kwargs = True  # HF Trainer: we divide by `num_items_in_batch` ourselves
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"head.weight": "model.embeddings.weight"}
+
+    def __init__(self, config: DDLConfig):
+        super().__init__(config)
+        self.model = DDLModel(config)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.head = value  # type: ignore[assignment]
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """`generate` leaves the cache to the first forward pass: it must be a DDLCache."""
+        return False
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: DDLCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        output_logits: bool = True,
+        output_states: bool = False,
+        output_gates: bool = False,
+    ) -> CausalLMOutput:
+        """`labels` are the tokens themselves, (B, T), −100 where nothing is predicted; they are shifted here. `logits_to_keep`
+        limits logits to the last so many tokens, or to these; `output_logits=False` leaves them out."""
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and labels is None
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_states=output_states,
+            output_gates=output_gates,
+        )
+        h = out.last_hidden_state
+        loss = logits = None
+        if labels is not None:
+            targets = torch.full_like(labels, IGNORE)  # of each token, the next one
+            targets[:, :-1] = labels[:, 1:]
+            loss, _ = step_weighted_loss([h.flatten(0, 1)], self.head, targets.flatten(), [1.0], num_items_in_batch)
+        if output_logits:
+            logits = self.head(h[:, slice(-logits_to_keep, None)] if isinstance(logits_to_keep, int) else h[:, logits_to_keep])
+        return CausalLMOutput(loss, logits, out.past_key_values, out.states, out.gates)

@@ -1,0 +1,115 @@
+"""Parts of a decoder: RMSNorm, rotary positions, causal attention, SwiGLU.
+
+    RMSNorm(x) = w ⊙ x / √(mean x² + ε)                              (in fp32)
+    Attn(c)    = W_o · concat_i softmax(q_i k_iᵀ / √d_head + causal) v_i,   q_i = norm(rotate(W_q c)), k_i = norm(rotate(W_k c))
+    MLP(c)     = W_2 (silu(W_1 c) ⊙ W_1' c)
+
+Queries and keys are normalised after their rotation. The three input projections of attention are one matrix, and the two
+of the MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
+        return (self.weight * y).to(x.dtype)
+
+
+def rotation(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles, (…, width / 2) in fp32. Made anew for each batch: a table that is not saved with
+    the weights could come back as anything."""
+    frequencies = base ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+    angles = positions[..., None].float() * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (x_i, x_{i + width/2}) of each head. x: (B, T, heads, width), cos and sin: (B or 1, T, width / 2)."""
+    a, b = x.float().chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class KeyValues(Protocol):
+    """Where keys and values of earlier tokens are kept: takes new ones, (B, heads, T, width), and returns all."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """What attention has to know about a batch: rotations of its positions, what may be seen, and what came before."""
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor | None = None  # (B, 1, T, all tokens) bool; None: causal
+    cache: KeyValues | None = None
+
+
+def causal_mask(keep: Tensor | None, length: int, past: int, device: torch.device) -> Tensor | None:
+    """Who sees whom: tokens themselves and those before them, never padding. `keep`: (B, past + length), True at real tokens.
+    None where the plain causal order, or seeing everything, says it all."""
+    if keep is None and (past == 0 or length == 1):
+        return None
+    order = torch.ones(length, past + length, dtype=torch.bool, device=device).tril(past)
+    if keep is None:
+        return order[None, None]
+    # a padding token sees itself, so that no row of a softmax is empty
+    own = torch.eye(length, past + length, dtype=torch.bool, device=device).roll(past, 1)
+    return (order & keep[:, None, :] | own)[:, None]
+
+
+class CausalAttention(nn.Module):
+    def __init__(self, hidden_size: int, num_heads: int, eps: float):
+        super().__init__()
+        self.num_heads, self.head_width = num_heads, hidden_size // num_heads
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
+        self.query_norm = RMSNorm(self.head_width, eps)
+        self.key_norm = RMSNorm(self.head_width, eps)
+        self.out = nn.Linear(hidden_size, hidden_size, bias=False)
+
+    def forward(self, c: Tensor, context: Context, layer: int) -> Tensor:
+        return self.attended(self.qkv(c), context, layer)
+
+    def attended(self, qkv: Tensor, context: Context, layer: int) -> Tensor:
+        """Everything after the first product."""
+        batch, length, _ = qkv.shape
+        q, k, v = qkv.view(batch, length, 3, self.num_heads, self.head_width).unbind(2)
+        q = self.query_norm(rotate(q, context.cos, context.sin)).transpose(1, 2)
+        k = self.key_norm(rotate(k, context.cos, context.sin)).transpose(1, 2)
+        v = v.transpose(1, 2)
+        if context.cache is not None:
+            k, v = context.cache.update(k, v, layer)
+        causal = context.mask is None and length == k.shape[2] and length > 1
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, is_causal=causal)
+        return self.out(out.transpose(1, 2).reshape(batch, length, -1))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.up = nn.Linear(hidden_size, 2 * intermediate_size, bias=False)
+        self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, c: Tensor) -> Tensor:
+        return self.gated(self.up(c))
+
+    def gated(self, up: Tensor) -> Tensor:
+        """Everything after the first product."""
+        gate, value = up.chunk(2, dim=-1)
+        return self.down(F.silu(gate) * value)
