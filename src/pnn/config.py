@@ -1,6 +1,6 @@
 """What a run is: typed dataclasses ⇄ YAML. An unknown key or a wrong type is an error that names the key.
 
-A run has four sections. `model` is the architecture (`type: pnn` or `type: bert`) with any field of its Hugging Face
+A run has four sections. `model` is the architecture (`type: pnn`, `bert` or `ddl`) with any field of its Hugging Face
 config; `data`, `training` and `evaluation` are the dataclasses below. Published rows live in `pnn/configs/*.yaml`.
 """
 
@@ -30,8 +30,9 @@ class DataConfig:
     tokenizer: str = "corpus"  # a name, a folder, tokenizer.json, vocab.txt, or "corpus": made from the training text
     vocab_size: int = 8192  # of a tokenizer trained on the corpus
     filter: str = "paper"  # "paper": lines of more than 20 characters and at least 5 words; "none": lines with text
+    layout: str | None = None  # "lines": a sequence is a line; "rows": running text, cut to length; null: as the model reads
     undo_wikitext_marks: bool = False  # turn " @-@ " into "-" and so on before tokenising
-    max_length: int = 128  # tokens of a sequence, [CLS] and [SEP] among them; the rest of a line is cut off
+    max_length: int = 128  # tokens of a sequence, special ones among them; the rest of a line is cut off, a row is that long
     max_sequences: int | None = None  # train on a random sample of so many sequences
     synthetic_paragraphs: int = 20000  # size of the embedded corpus
     text_column: str = "text"  # of .jsonl, .parquet and hub datasets
@@ -75,6 +76,7 @@ class EvaluationSet:
 class EvaluationConfig:
     mask_seed: int = 0  # evaluation masks are a function of the text and this number
     batch_tokens: int = 16384
+    stride: int | None = None  # a decoder's perplexity: tokens scored a window; null: the whole row, windows do not overlap
     sets: dict[str, EvaluationSet] = field(default_factory=dict)  # further sets to evaluate on at the end, by name
 
 
@@ -96,6 +98,7 @@ class RunConfig:
 CHOICES = {
     "data.filter": ("paper", "none"),
     "data.masking": ("mask", "bert"),
+    "data.layout": ("lines", "rows"),
     "training.precision": ("auto", "fp32", "fp16", "bf16"),
     "training.device": ("auto", "cpu", "cuda"),
 }
@@ -104,7 +107,9 @@ POSITIVE = (
     *("training." + k for k in ("epochs", "max_steps", "batch_size", "effective_batch_size", "learning_rate")),
     *("training." + k for k in ("gradient_clip", "log_every", "evaluate_every", "save_every", "keep_checkpoints")),
     "evaluation.batch_tokens",
+    "evaluation.stride",
 )
+READS_ROWS = ("ddl",)  # architectures that predict the next token of running text; the others fill in masked tokens of lines
 
 
 def typed(value: Any, expected: Any, key: str) -> Any:
@@ -173,12 +178,17 @@ def validate(config: RunConfig) -> RunConfig:
         section, name = key.split(".")
         return getattr(getattr(config, section), name)
 
+    reads = "rows" if config.model.get("type") in READS_ROWS else "lines"
+    if config.data.layout is None:
+        config.data.layout = reads
     for key, choices in CHOICES.items():
         if get(key) not in choices:
             raise UserError(f"{key}: {get(key)!r} is none of {', '.join(choices)}{did_you_mean(get(key), choices)}")
     for key in POSITIVE:
         if get(key) is not None and not get(key) > 0:
             raise UserError(f"{key}: must be above zero, got {get(key)}")
+    if config.data.layout != reads:
+        raise UserError(f"data.layout: {config.data.layout}, but a model of type {config.model.get('type', 'pnn')} reads {reads}")
     if not 0 <= config.training.seed < 2**31:
         raise UserError(f"training.seed: must lie between 0 and 2147483647, got {config.training.seed}")
     if not 0 < config.data.mask_probability < 1:
@@ -227,7 +237,14 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def load_config(name_or_path: str, overrides: list[str] | None = None) -> RunConfig:
-    """A config by the name of a shipped one or by path, with `section.key=value` overrides."""
+    """A config by the name of a shipped one or by path, with `section.key=value` overrides. A file that `extends` another one
+    holds only what differs from it."""
+    path, raw = _read(name_or_path)
+    raw.setdefault("name", path.stem)
+    return validate(from_dict(RunConfig, with_overrides(raw, overrides or [])))
+
+
+def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, dict[str, Any]]:
     shipped = shipped_configs()
     path = Path(name_or_path)
     if name_or_path in shipped:
@@ -240,5 +257,21 @@ def load_config(name_or_path: str, overrides: list[str] | None = None) -> RunCon
         raise UserError(f"{path}: not a YAML file ({str(error).splitlines()[0]})") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected sections of keys, got {type(raw).__name__}")
-    raw.setdefault("name", path.stem)
-    return validate(from_dict(RunConfig, with_overrides(raw, overrides or [])))
+    base = raw.pop("extends", None)
+    if base is None:
+        return path, raw
+    if not isinstance(base, str):
+        raise UserError(f"{path}: extends: expected text, got {base!r}")
+    if path.resolve() in extended_by:
+        raise UserError(f"{path}: it extends itself")
+    beside = path.parent / base
+    _, below = _read(str(beside) if base not in shipped and beside.is_file() else base, (*extended_by, path.resolve()))
+    return path, _merged({key: value for key, value in below.items() if key != "name"}, raw)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        out[key] = _merged(base[key], value) if both else value
+    return out

@@ -33,7 +33,7 @@ from pnn.bench.training import (
 )
 from pnn.bench.transformers_bert import build_bert
 from pnn.config import RunConfig
-from pnn.data.batches import PackedBatch, TrainingStream
+from pnn.data.batches import PackedBatch, TrainingStream, special_tokens
 from pnn.data.masking import Masked
 from pnn.training.device import compiles
 from pnn.training.loop import Trainer
@@ -61,7 +61,7 @@ def held_out(host: Trainer) -> list[HeldOut]:
     for _ in range(BATCHES):
         before = stream.tokens_taken
         batch = next(stream)
-        out.append(HeldOut(batch, batch.mask(host.special, data.mask_probability, 0), stream.tokens_taken - before))
+        out.append(HeldOut(batch, batch.mask(special_tokens(host.prepared.tokenizer), data.mask_probability, 0), stream.tokens_taken - before))
     return out
 
 

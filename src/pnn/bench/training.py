@@ -23,6 +23,7 @@ from pnn.bench.padding import Padded, micro_batches, pad
 from pnn.bench.timing import Budget, clean_slate, peak_memory, time_updates
 from pnn.bench.transformers_bert import build_bert, micro_batch_rows, time_bert_training
 from pnn.config import RunConfig
+from pnn.data.batches import special_tokens
 from pnn.models.bert import BertBaselineConfig
 from pnn.models.pnn import PNNConfig
 from pnn.objectives import count_targets
@@ -82,7 +83,7 @@ def text_of(trainer: Trainer) -> Text:
     data, seed = trainer.config.data, trainer.config.training.seed
     targets = tokens = 0
     for update in updates_ahead(trainer.stream, trainer.plan, 0, 1, SHARE_UPDATES):  # every process counts for itself
-        masked = [batch.mask(trainer.special, data.mask_probability, seed, data.masking) for batch in update.batches]
+        masked = [batch.mask(special_tokens(trainer.prepared.tokenizer), data.mask_probability, seed, data.masking) for batch in update.batches]
         targets += sum(int(count_targets(part.labels)) for part in masked)
         tokens += update.tokens
     return Text(float(lengths.mean()), float((lengths**2).sum() / lengths.sum()), targets / tokens)
@@ -164,7 +165,7 @@ def padded_updates(trainer: Trainer, count: int) -> list[tuple[list[Padded], int
     for update in updates_of(trainer, count):
         parts = []
         for batch in update.batches:
-            masked = batch.mask(trainer.special, data.mask_probability, seed, data.masking)
+            masked = batch.mask(special_tokens(trainer.prepared.tokenizer), data.mask_probability, seed, data.masking)
             parts.append(pad(batch, masked, data.max_length, pad_token))
         rows = min(MICRO_BATCH_ROWS, trainer.config.training.batch_size)
         out.append((micro_batches(parts, rows), update.tokens))

@@ -16,10 +16,12 @@ def evaluate(
     data: Annotated[list[str] | None, typer.Option(help="Further text to evaluate on: files or a hub name.")] = None,
     undo_wikitext_marks: Annotated[bool, typer.Option(help="Undo WikiText's marks in --data.")] = False,
     num_steps: Annotated[int | None, typer.Option(help="Refinement steps, if not as trained.")] = None,
+    stride: Annotated[int | None, typer.Option(help="Of a decoder: tokens scored a window; fewer see more context.")] = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch; fewer need less memory.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Accuracy and loss after every refinement step, on masks that are the same for every model.
+    """Accuracy and loss after every refinement step, on masks that are the same for every model; of a decoder, loss and
+    perplexity.
 
     Example: pnn evaluate runs/quickstart/pnn
     """
@@ -27,7 +29,7 @@ def evaluate(
     from pnn.progress import track
 
     sets = {source: EvaluationSet(source, undo_wikitext_marks) for source in data or []}
-    result = evaluate_run(run, progress=track, sets=sets, num_steps=num_steps, batch_tokens=batch_tokens)
+    result = evaluate_run(run, progress=track, sets=sets, num_steps=num_steps, stride=stride, batch_tokens=batch_tokens)
     if as_json:
         print(json.dumps(result, indent=2))
     else:

@@ -20,7 +20,13 @@ def percent(value: float) -> str:
 
 def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
     """One row per run and text: accuracy after each refinement step, the last with its interval, all in per cent. A BERT
-    baseline has no steps to show: its head is trained on the last layer alone."""
+    baseline has no steps to show: its head is trained on the last layer alone. Decoders have a table of their own."""
+    decoders = {name: result for name, result in results.items() if "num_steps" not in first_set(result)}
+    if decoders:
+        print_perplexity(decoders)
+    results = {name: result for name, result in results.items() if name not in decoders}
+    if not results:
+        return
     rows = []
     for name, result in results.items():
         measured = {"validation": result} if "accuracy" in result else {}
@@ -40,6 +46,35 @@ def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
         cells = [percent(value) for value in steps] + [""] * (width - len(steps))
         ceiling = percent(one["ceiling"]) if "ceiling" in one else ""
         table.add_row(label, *cells, percent(one["accuracy"]), f"{percent(low)}–{percent(high)}", ceiling)
+    Console().print(table)
+
+
+def first_set(result: dict[str, Any]) -> dict[str, Any]:
+    """The validation text's results, or those of the first other set."""
+    return result if "accuracy" in result else next(iter(result["sets"].values()))
+
+
+def print_perplexity(results: dict[str, dict[str, Any]]) -> None:
+    """One row per decoder and text."""
+    protocol = first_set(next(iter(results.values())))
+    title = f"windows of {protocol['context']:,} tokens, {protocol['stride']:,} scored"
+    table = Table(title=title, title_justify="left")
+    table.add_column("text", no_wrap=True)
+    for column in ("loss", "95 % interval", "perplexity\nby token", "by word", "bits a\nbyte", "accuracy\nper cent"):
+        table.add_column(column, justify="right")
+    for name, result in results.items():
+        measured = {"validation": result} if "accuracy" in result else {}
+        for label, one in (measured | result.get("sets", {})).items():
+            low, high = one["loss_interval"]
+            table.add_row(
+                f"{name}: {label}" if len(results) > 1 else label,
+                f"{one['loss']:.4f}",
+                f"{low:.4f}–{high:.4f}",
+                f"{one['perplexity']:,.2f}",
+                f"{one['word_perplexity']:,.1f}",
+                f"{one['bits_per_byte']:.3f}",
+                percent(one["accuracy"]),
+            )
     Console().print(table)
 
 

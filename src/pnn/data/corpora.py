@@ -1,6 +1,7 @@
 """Where text comes from: the embedded corpus, local files, or a dataset of the Hugging Face hub.
 
-A source yields lines (paragraphs) of text and says what it is, so that token shards made from it can be found again.
+A source yields lines (paragraphs) of text and says what it is, so that token shards made from it can be found again. A blank
+line ends a record.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,7 @@ HUB = {  # short name → (dataset, configuration, streamed because too large to
     "wikitext-103": ("Salesforce/wikitext", "wikitext-103-raw-v1", False),
     "bookcorpus": ("bookcorpus/bookcorpus", None, True),
     "c4": ("allenai/c4", "en", True),
+    "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT", True),
 }
 SUFFIXES = (".txt", ".jsonl", ".parquet", ".tokens", ".raw")
 LONGEST_LINE = 1_000_000  # characters; a longer "line" is a file without line breaks, not a paragraph
@@ -41,7 +43,7 @@ class Source:
 def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
     if name == "synthetic":
         identity = {"synthetic": data.synthetic_paragraphs, "language": synthetic.fingerprint()}
-        return Source(name, identity, lambda: synthetic.paragraphs(data.synthetic_paragraphs, seed=0))
+        return Source(name, identity, lambda: _records(synthetic.paragraphs(data.synthetic_paragraphs, seed=0)))
     if _looks_like_files(name):
         files = _find_files(name)
         identity = {"files": [[file.name, sha256(file)] for file in files], "column": data.text_column}
@@ -49,6 +51,12 @@ def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
     if name not in HUB and "/" not in name:
         raise UserError(f'no corpus "{name}": not a file, and not a known name{did_you_mean(name, [*HUB, "synthetic"])}')
     return _hub_source(name, data, split)
+
+
+def _records(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        yield from text.splitlines()
+        yield ""
 
 
 # Local files ----------------------------------------------------------------------------------------------------------
@@ -113,7 +121,7 @@ def text_lines(stream: IO[bytes], file: Path | str, column: str | None = None) -
                 raise UserError(f"{file}: line {number} is not JSON ({error.msg})") from None
             if not isinstance(record, dict) or not isinstance(record.get(column), str):
                 raise UserError(f'{file}: line {number} has no text under "{column}" (set data.text_column)')
-            for part in record[column].splitlines():
+            for part in _records([record[column]]):
                 yield _checked(part, file, number)
         else:
             yield _checked(line, file, number)
@@ -147,7 +155,7 @@ def _parquet_lines(file: Path, column: str) -> Iterator[str]:
             row += 1
             if text is not None and not isinstance(text, str):
                 raise UserError(f'{file}: the column "{column}" holds {type(text).__name__}, not text (set data.text_column)')
-            for part in (text or "").splitlines():
+            for part in _records([text or ""]):
                 yield _checked(part, file, row)
 
 
@@ -179,7 +187,7 @@ def _hub_source(name: str, data: DataConfig, split: str) -> Source:
                     return
                 if data.text_column not in row:
                     raise UserError(f'"{name}" has no column "{data.text_column}"{did_you_mean(data.text_column, row)}')
-                yield from (row[data.text_column] or "").splitlines()
+                yield from _records([row[data.text_column] or ""])
         except UserError:
             raise
         except Exception as error:  # the hub client raises many kinds: offline, unknown name, unknown split
@@ -207,10 +215,35 @@ def undo_wikitext_marks(line: str) -> str:
     return re.sub(r"(?<!\S)([($£]) ", r"\1", line)
 
 
+def _usable(line: str, data: DataConfig) -> str | None:
+    """What becomes of a stripped line; None if the filter drops it."""
+    if not (passes_paper_filter(line) if data.filter == "paper" else line):
+        return None
+    return undo_wikitext_marks(line) if data.undo_wikitext_marks else line
+
+
 def usable_lines(source: Source, data: DataConfig) -> Iterator[str]:
     """The lines that become sequences: stripped, filtered, and with WikiText's marks undone if asked for."""
-    keep = passes_paper_filter if data.filter == "paper" else str.strip
+    for line in source.lines():
+        usable = _usable(line.strip(), data)
+        if usable is not None:
+            yield usable
+
+
+def documents(source: Source, data: DataConfig) -> Iterator[str]:
+    """Running text: the same lines, joined to documents. A document begins at a title line (Wikipedia's and WikiText's
+    "= Title ="); in text without titles, after a blank line."""
+    lines: list[str] = []
+    has_titles = False
     for line in source.lines():
         line = line.strip()
-        if keep(line):
-            yield undo_wikitext_marks(line) if data.undo_wikitext_marks else line
+        is_title = re.fullmatch(r"= [^=].*[^=] =", line) is not None
+        has_titles = has_titles or is_title
+        if lines and (is_title or (not line and not has_titles)):
+            yield "\n".join(lines)
+            lines = []
+        usable = _usable(line, data)
+        if usable is not None:
+            lines.append(usable)
+    if lines:
+        yield "\n".join(lines)

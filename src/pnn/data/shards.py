@@ -2,7 +2,8 @@
 
     prepared/<name>-<fingerprint>/  manifest.json  tokens-00000.bin …  lengths-00000.bin …  tokenizer/
 
-A sequence is one line of text: [CLS] tokens [SEP], cut at `max_length`. The fingerprint covers the text, the filter, the
+A sequence is one line of text, [CLS] tokens [SEP], cut at `max_length`; or, for decoders, one row of running text: documents end to
+end with an end-of-text token after each, cut into rows of exactly `max_length` tokens. The fingerprint covers the text, the filter, the
 tokenizer and the cut, so a folder is found again if nothing changed and never mistaken if something did. The folder
 appears only when it is whole.
 """
@@ -29,6 +30,7 @@ from pnn.errors import UserError
 from pnn.files import new_folder, sha256, write_json
 
 LINES_PER_CHUNK = 8192
+DOCUMENTS_PER_CHUNK = 512
 TOKENS_PER_SHARD = 1 << 26
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps an iterable in a progress bar, with a label
 
@@ -126,7 +128,10 @@ def prepare(data: DataConfig, progress: Progress) -> Prepared:
 
 def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progress) -> PreTrainedTokenizerFast:
     if data.tokenizer != "corpus":
-        return tokenizers.load_tokenizer(data.tokenizer, data.max_length)
+        tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.max_length)
+        if data.layout != "rows":
+            tokenizers.check_masks(tokenizer, data.tokenizer)
+        return tokenizer
     if source.name == "synthetic":
         return tokenizers.of_synthetic_language(data.max_length)
     # Trained once, kept beside the shards under the fingerprint of the text it was trained on.
@@ -152,6 +157,8 @@ def prepare_source(
         "max_length": data.max_length,
         "format": 2,  # raised when the same recipe comes to mean other tokens
     }
+    if data.layout == "rows":
+        recipe["layout"] = "rows"
     stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.name).name.split(".")[0]) or "text"
     folder = Path(data.prepared) / f"{stem}-{_digest(recipe)}"
     if not (folder / "manifest.json").exists():
@@ -200,17 +207,19 @@ def _write_shards(
         lengths.clear()
 
     total_tokens = total_sequences = 0
-    chunks = _read_ahead(corpora.usable_lines(source, data), LINES_PER_CHUNK)
-    for ids in progress(_tokenised(chunks, tokenizer, data.max_length), f"tokenising {source.name}"):
-        tokens.append(np.fromiter(itertools.chain.from_iterable(ids), dtype=dtype))
-        lengths.append(np.fromiter(map(len, ids), dtype=np.uint16))
-        total_tokens += len(tokens[-1])
-        total_sequences += len(ids)
+    sequences = _rows if data.layout == "rows" else _lines
+    for ids, lengths_here in progress(sequences(source, tokenizer, data, dtype), f"tokenising {source.name}"):
+        tokens.append(ids)
+        lengths.append(lengths_here)
+        total_tokens += len(ids)
+        total_sequences += len(lengths_here)
         if sum(map(len, tokens)) >= TOKENS_PER_SHARD:
             flush()
     if tokens:
         flush()
     if not shards:
+        if data.layout == "rows" and next(corpora.documents(source, data), None) is not None:
+            raise UserError(f'the corpus "{source.name}" is shorter than one row of data.max_length={data.max_length} tokens')
         raise _empty(source, data)
     tokenizer.save_pretrained(folder / "tokenizer")
     write_json(
@@ -229,12 +238,31 @@ def _write_shards(
     )
 
 
-def _tokenised(chunks: Iterator[list[str]], tokenizer: PreTrainedTokenizerFast, max_length: int) -> Iterator[list[list[int]]]:
-    """Chunks of lines → chunks of id lists. The Rust tokenizer spreads a chunk over all cores."""
+Chunk = tuple[NDArray[Any], NDArray[np.uint16]]  # tokens of several sequences, end to end, and their lengths
+
+
+def _lines(source: corpora.Source, tokenizer: PreTrainedTokenizerFast, data: DataConfig, dtype: Any) -> Iterator[Chunk]:
+    """The Rust tokenizer spreads a chunk over all cores."""
     backend = tokenizer.backend_tokenizer.from_str(tokenizers.canonical(tokenizer))
-    backend.enable_truncation(max_length)
-    for lines in chunks:
-        yield [encoding.ids for encoding in backend.encode_batch_fast(lines)]
+    backend.enable_truncation(data.max_length)
+    for lines in _read_ahead(corpora.usable_lines(source, data), LINES_PER_CHUNK):
+        ids = [encoding.ids for encoding in backend.encode_batch_fast(lines)]
+        yield np.fromiter(itertools.chain.from_iterable(ids), dtype=dtype), np.fromiter(map(len, ids), dtype=np.uint16)
+
+
+def _rows(source: corpora.Source, tokenizer: PreTrainedTokenizerFast, data: DataConfig, dtype: Any) -> Iterator[Chunk]:
+    """What does not fill a last row is left out."""
+    backend = tokenizer.backend_tokenizer.from_str(tokenizers.canonical(tokenizer))
+    end, length = tokenizers.end_of_text(tokenizer), data.max_length
+    left = np.empty(0, dtype=dtype)
+    for texts in _read_ahead(corpora.documents(source, data), DOCUMENTS_PER_CHUNK):
+        encoded = backend.encode_batch_fast(texts, add_special_tokens=False)
+        ids = itertools.chain.from_iterable((*encoding.ids, end) for encoding in encoded)
+        stream = np.concatenate((left, np.fromiter(ids, dtype=dtype)))
+        count = len(stream) // length
+        left = stream[count * length :]
+        if count:
+            yield stream[: count * length], np.full(count, length, dtype=np.uint16)
 
 
 def _read_ahead(lines: Iterator[str], size: int, depth: int = 8) -> Iterator[list[str]]:

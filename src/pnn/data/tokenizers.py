@@ -1,5 +1,5 @@
-"""Tokenizers: by name, by file, or made from the corpus. All come back as `PreTrainedTokenizerFast` with [CLS] … [SEP]
-around a sequence and without `token_type_ids`, for which our models have no place."""
+"""Tokenizers: by name, by file, or made from the corpus. All come back as `PreTrainedTokenizerFast` without
+`token_type_ids`, for which our models have no place. Ours put [CLS] … [SEP] around a sequence."""
 
 from __future__ import annotations
 
@@ -90,10 +90,11 @@ def of_synthetic_language(max_length: int) -> PreTrainedTokenizerFast:
 
 
 def _special_tokens_in(backend: Tokenizer) -> dict[str, str]:
-    """BERT's or RoBERTa's names of the special tokens, whichever the vocabulary has. None is added to it."""
+    """BERT's, RoBERTa's or GPT-2's names of the special tokens, whichever the vocabulary has. None is added to it."""
+    gpt2 = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
     roberta = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
     return {
-        role: token for names in (roberta, SPECIAL) for role, token in names.items() if backend.token_to_id(token) is not None
+        role: token for names in (gpt2, roberta, SPECIAL) for role, token in names.items() if backend.token_to_id(token) is not None
     }
 
 
@@ -118,11 +119,22 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
         raise UserError(f'cannot load the tokenizer "{name}": {reason}') from error
     if not tokenizer.is_fast:
         raise UserError(f'the tokenizer "{name}" has no fast (Rust) version, which preparing text needs')
-    if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
-        raise UserError(f'the tokenizer "{name}" has no mask or pad token, which masked language modelling needs')
     tokenizer.model_max_length = max_length
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     return tokenizer
+
+
+def check_masks(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
+    if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
+        raise UserError(f'the tokenizer "{name}" has no mask or pad token, which masked language modelling needs')
+
+
+def end_of_text(tokenizer: PreTrainedTokenizerFast) -> int:
+    """The token that ends a document: GPT-2's end of text, or [SEP]."""
+    for token in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        if token is not None:
+            return int(token)
+    raise UserError("the tokenizer has neither an end-of-text token nor a [SEP], and documents need one between them")
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:

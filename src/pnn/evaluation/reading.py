@@ -7,43 +7,71 @@ the device: the host prepares the next batch while the device is busy with this 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn import runs
 from pnn.data.batches import PackedBatch
-from pnn.data.tokenizers import load_tokenizer
+from pnn.data.tokenizers import check_masks, load_tokenizer
 from pnn.errors import UserError
 from pnn.models.base import MaskedLMBase
 from pnn.models.sections import load_model
 
 
+M = TypeVar("M", bound=PreTrainedModel)
+
+
 @dataclass(frozen=True)
-class LoadedRun:
+class Loaded(Generic[M]):
     """`precision` is what the device computes in best: bf16 on a GPU that has it."""
 
     checkpoint: Path | str
-    model: MaskedLMBase
+    model: M
     tokenizer: PreTrainedTokenizerFast
     precision: torch.dtype
 
 
+LoadedRun = Loaded[MaskedLMBase]
+
+
 def load_run(run: str | Path, *, num_steps: int | None = None, device: str | None = None) -> LoadedRun:
-    """RUN's best checkpoint, its files compared with their checksums, on the GPU if there is one. `num_steps` is only
-    checked: whether the model can take so many."""
+    """RUN's masked model. `num_steps` is only checked: whether the model can take so many."""
+    loaded = load_any(run, device=device)
+    model = loaded.model
+    if not isinstance(model, MaskedLMBase):
+        raise UserError(
+            f"{loaded.checkpoint}: a {type(model).__name__} is not one of our masked models: it has no refinement steps to read"
+        )
+    check_masks(loaded.tokenizer, str(loaded.checkpoint))
+    check_num_steps(model, num_steps)
+    return replace(loaded, model=model)
+
+
+def check_num_steps(model: MaskedLMBase, num_steps: int | None) -> None:
+    most = None if model.config.model_type == "pnn" else model.config.num_hidden_layers
+    if num_steps is not None and (num_steps < 0 or (most is not None and num_steps > most)):
+        raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most or 'any number'}")
+
+
+def load_decoder(run: str | Path, *, device: str | None = None) -> Loaded[PreTrainedModel]:
+    """RUN's model if it predicts the next token: one of ours, or any that transformers knows."""
+    loaded = load_any(run, device=device)
+    if isinstance(loaded.model, MaskedLMBase) or not loaded.model.can_generate():
+        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} fills in masks, it does not continue a text")
+    return loaded
+
+
+def load_any(run: str | Path, *, device: str | None = None) -> Loaded[Any]:
+    """RUN's best checkpoint, its files compared with their checksums, on the GPU if there is one."""
     checkpoint = runs.find_checkpoint(run)
     if isinstance(checkpoint, Path):
         runs.verify_checkpoint(checkpoint)
     model = load_model(checkpoint)
-    if not isinstance(model, MaskedLMBase):
-        raise UserError(f"{checkpoint}: a {type(model).__name__} is not one of our models: it has no refinement steps to read")
-    most = None if model.config.model_type == "pnn" else model.config.num_hidden_layers
-    if num_steps is not None and (num_steps < 0 or (most is not None and num_steps > most)):
-        raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most or 'any number'}")
     tokenizer = load_tokenizer(str(checkpoint), model.config.max_position_embeddings)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
@@ -52,7 +80,7 @@ def load_run(run: str | Path, *, num_steps: int | None = None, device: str | Non
         )
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     use_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return LoadedRun(checkpoint, model.to(device), tokenizer, torch.bfloat16 if use_bf16 else torch.float32)
+    return Loaded(checkpoint, model.to(device), tokenizer, torch.bfloat16 if use_bf16 else torch.float32)
 
 
 def smaller_batches(command: str, run: str | Path, tokens: int) -> str:

@@ -15,10 +15,12 @@ from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, prepare, prepare_source
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
+from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.reading import load_run, smaller_batches
+from pnn.evaluation.reading import check_num_steps, load_any, smaller_batches
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
+from pnn.models.base import MaskedLMBase
 
 
 def evaluate_run(
@@ -27,21 +29,34 @@ def evaluate_run(
     progress: Progress,
     sets: dict[str, EvaluationSet] | None = None,
     num_steps: int | None = None,
+    stride: int | None = None,
     batch_tokens: int | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Evaluate RUN's best checkpoint. A run folder is evaluated on its validation text and its config's sets and gets an
     evaluation.json; `sets` adds to them. A bare checkpoint needs `sets`."""
-    loaded = load_run(run, num_steps=num_steps, device=device)
+    loaded = load_any(run, device=device)
+    masked = isinstance(loaded.model, MaskedLMBase)
+    if masked:
+        check_num_steps(loaded.model, num_steps)
+    elif not loaded.model.can_generate():
+        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is none of our models, and no decoder")
+    elif num_steps is not None:
+        raise UserError(f"--num-steps: a {type(loaded.model).__name__} has no refinement steps")
     checkpoint, model, tokenizer = loaded.checkpoint, loaded.model, loaded.tokenizer
     folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
     config = runs.read_config(folder) if folder is not None else None
-    data = config.data if config is not None else DataConfig(max_length=model.config.max_position_embeddings)
+    layout = "lines" if masked else "rows"
+    data = config.data if config is not None else DataConfig(max_length=model.config.max_position_embeddings, layout=layout)
     settings = config.evaluation if config is not None else EvaluationConfig()
     batch = batch_tokens or settings.batch_tokens
 
     def measure(tokens: Any, sequences: Any) -> dict[str, Any]:
         with out_of_memory_says(lambda: smaller_batches("evaluate", run, batch)):
+            if not masked:
+                return evaluate_causal(
+                    model, tokens, sequences, stride=stride or settings.stride, batch_tokens=batch, precision=loaded.precision
+                )
             return evaluate_masked(
                 model,
                 tokens,

@@ -8,16 +8,18 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
 
 from pnn.config import check_keys, typed
 from pnn.errors import UserError, did_you_mean
 from pnn.models.bert import BertBaselineConfig, BertBaselineForMaskedLM
+from pnn.models.ddl import DDLConfig, DDLForCausalLM
 from pnn.models.pnn import PNNConfig, PNNForMaskedLM
 
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "pnn": (PNNConfig, PNNForMaskedLM),
     "bert": (BertBaselineConfig, BertBaselineForMaskedLM),
+    "ddl": (DDLConfig, DDLForCausalLM),
 }
 
 
@@ -46,24 +48,28 @@ def build_model(config: PreTrainedConfig) -> PreTrainedModel:
     for config_class, model_class in ARCHITECTURES.values():
         if isinstance(config, config_class):
             return model_class(config)
-    raise UserError(f"no masked language model for a {type(config).__name__}")
+    raise UserError(f"no language model for a {type(config).__name__}")
 
 
 def load_model(name: str | Path) -> PreTrainedModel:
-    """A masked language model from a checkpoint folder or hub name. Reads safetensors only, and every weight must be there:
-    a missing one would silently stay random."""
+    """A masked or causal language model from a checkpoint folder or hub name, whichever its config.json says. Reads safetensors
+    only, and every weight must be there: a missing one would silently stay random."""
+    kind = "masked"
     try:
-        model, info = AutoModelForMaskedLM.from_pretrained(
+        config = AutoConfig.from_pretrained(str(name), trust_remote_code=False)
+        causal = any(architecture.endswith(("ForCausalLM", "LMHeadModel")) for architecture in config.architectures or [])
+        kind = "causal" if causal else "masked"
+        model, info = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_pretrained(
             str(name), use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{name}: cannot load a masked language model ({reason})") from error
-    wrong = {kind: sorted(info[kind]) for kind in ("missing_keys", "mismatched_keys") if info.get(kind)}
+        raise UserError(f"{name}: cannot load a {kind} language model ({reason})") from error
+    wrong = {what: sorted(info[what]) for what in ("missing_keys", "mismatched_keys") if info.get(what)}
     if wrong:
-        kind, keys = next(iter(wrong.items()))
+        what, keys = next(iter(wrong.items()))
         raise UserError(
-            f"{name}: the weights are not those of the architecture in config.json ({len(keys)} {kind.replace('_', ' ')}, "
+            f"{name}: the weights are not those of the architecture in config.json ({len(keys)} {what.replace('_', ' ')}, "
             f"first {keys[0]})"
         )
     return model

@@ -4,6 +4,8 @@ An update is `effective_batch_size` sequences' worth of tokens: `accumulation` m
 a fixed number of tokens. All processes read one stream and each takes its turn, so the data of an update, its masks and its
 loss (a sum over all targets divided by their number) do not depend on how many processes share the work.
 
+What is trained, masked tokens or next tokens, is the objective's business (`training/objective`).
+
 An exact resume needs no saved random state: masks follow from (seed, place in the stream), dropout from (seed, step).
 """
 
@@ -27,18 +29,19 @@ from transformers import PreTrainedModel
 
 from pnn import runs
 from pnn.config import RunConfig
-from pnn.data.batches import PackedBatch, TrainingStream, special_tokens
+from pnn.data.batches import PackedBatch, TrainingStream
 from pnn.data.shards import Prepared, prepare
+from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
-from pnn.evaluation.masked import evaluate_masked
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
+from pnn.models.base import MaskedLMBase
 from pnn.models.sections import build_model, model_config
 from pnn.nn.pointwise import kernels_compute
-from pnn.objectives import count_targets
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
 from pnn.training.device import check_fp8, compiles, precision_of
+from pnn.training.objective import objective_of
 from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
 from pnn.training.recording import Recorder, can_record
 from pnn.training.tracking import Metrics, environment
@@ -78,7 +81,9 @@ class Plan:
         # are rounded to what a GPU's matrix units like.
         wanted = training.batch_size * float(lengths.mean())
         multiple = 64 if wanted > 4096 else 8
-        if wanted <= 4096:
+        if config.data.layout == "rows":
+            multiple = int(lengths.max())  # whole rows
+        elif wanted <= 4096:
             wanted += float(lengths.mean()) / 2  # a batch ends with half a sequence that does not fit; small ones feel it
         batch_tokens = max(round(wanted / multiple) * multiple, int(lengths.max()))
         updates = training.max_steps
@@ -147,7 +152,6 @@ class Trainer:
         with self.accelerator.main_process_first():
             self.prepared = prepare(config.data, track if self.is_main and not quiet else lambda items, _: items)
         self.plan = Plan.of(config, self.prepared, self.accelerator.num_processes)
-        self.special = special_tokens(self.prepared.tokenizer)
         self.model = self._build()
         if self.is_main:
             runs.claim(run, config)
@@ -171,7 +175,7 @@ class Trainer:
         dtype, device = DTYPES[mixed_precision], self.accelerator.device
         if self.compiled:
             self.model.base_model.compile_blocks(with_kernels=kernels_compute(device, dtype))
-        self._fix_shapes()
+        self.objective = objective_of(config, self.prepared, self.plan.batch_tokens, device.type == "cuda")
         recordable = self.compiled and self.accelerator.num_processes == 1  # several talk to each other during a pass
         recordable = recordable and can_record(self.model.config, dtype, device)
         parameters = self.model.parameters()
@@ -182,32 +186,23 @@ class Trainer:
 
     # Setting up ---------------------------------------------------------------------------------------------------
 
-    def _fix_shapes(self) -> None:
-        """On a GPU the numbers of targets and of sequences are given upper bounds that they hardly ever reach: nothing waits
-        to hear how many there are, and every batch has the same shapes."""
-        self.capacity: int | None = None
-        self.border_capacity = 0
-        if self.accelerator.device.type == "cuda":
-            tokens, mean = self.plan.batch_tokens, float(self.prepared.train.lengths[self.prepared.train_sequences].mean())
-            expected = self.config.data.mask_probability * tokens * (1 - 2 / mean)  # [CLS] and [SEP] are never masked
-            self.capacity = math.ceil((expected + 3 * math.sqrt(expected)) / 64) * 64
-            self.border_capacity = math.ceil(tokens / mean * 1.2) + 16
-
     def _build(self) -> PreTrainedModel:
         data = self.config.data
         torch.manual_seed(self.config.training.seed)
-        section = model_config(
-            self.config.model,
-            len(self.prepared.tokenizer),
-            max_position_embeddings=data.max_length,
-            pad_token_id=self.prepared.tokenizer.pad_token_id,
-        )
+        tokenizer = self.prepared.tokenizer
+        tokens = {"pad_token_id": tokenizer.pad_token_id}
+        if data.layout == "rows":
+            tokens |= {"bos_token_id": end_of_text(tokenizer), "eos_token_id": end_of_text(tokenizer)}
+        section = model_config(self.config.model, len(tokenizer), max_position_embeddings=data.max_length, **tokens)
         if section.max_position_embeddings < data.max_length:
             raise UserError(
                 f"model.max_position_embeddings: {section.max_position_embeddings}, but data.max_length is {data.max_length}"
             )
         model = build_model(section)
-        model.head.fp8 = self.config.training.fp8
+        if isinstance(model, MaskedLMBase):
+            model.head.fp8 = self.config.training.fp8
+        elif self.config.training.fp8:
+            raise UserError("training.fp8: only masked models have it")
         return model
 
     def _restore(self) -> int:
@@ -307,27 +302,19 @@ class Trainer:
             return self._apply(update, rate)
 
     def _apply(self, update: Update, rate: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        accelerator, data, seed = self.accelerator, self.config.data, self.config.training.seed
+        accelerator = self.accelerator
         device, processes = accelerator.device, accelerator.num_processes
         # (torch.manual_seed would write a stack trace for every kind of device that is not there)
         seed_all = torch.manual_seed if device.type == "cuda" else torch.default_generator.manual_seed
-        seed_all(_step_seed(seed, self.step, accelerator.process_index))
-        batches = [batch.with_borders(self.border_capacity).to(device) for batch in update.batches]
-        masked = [b.mask(self.special, data.mask_probability, seed, data.masking, self.capacity) for b in batches]
-        targets = torch.stack([count_targets(m.labels) for m in masked]).sum()
+        seed_all(_step_seed(self.config.training.seed, self.step, accelerator.process_index))
+        batches = [self.objective.inputs(batch, device) for batch in update.batches]
+        targets = torch.stack([self.objective.targets(inputs) for inputs in batches]).sum()
         if processes > 1:
             targets = accelerator.reduce(targets, "sum")
         set_learning_rate(self.optimizer, rate)
         losses = []
-        for index, (batch, chosen) in enumerate(zip(batches, masked, strict=True)):
-            inputs = {
-                "input_ids": chosen.input_ids[None],
-                "position_ids": batch.position_ids[None],
-                "cu_seqlens": batch.cu_seqlens,
-                "labels": chosen.labels,
-                "logit_positions": chosen.positions,
-                "num_items_in_batch": targets,
-            }
+        for index, inputs in enumerate(batches):
+            inputs["num_items_in_batch"] = targets
             more = index + 1 < len(batches)
             with accelerator.no_sync(self.wrapped) if more else nullcontext():
                 losses.append(torch.stack((self.recorder or self._forward_backward)(inputs)))
@@ -343,11 +330,12 @@ class Trainer:
         return totals[0], totals[1], norm.detach()
 
     def _forward_backward(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """One micro-batch: (loss, loss of the last step)."""
+        """One micro-batch: (loss, loss of the last step where there are several)."""
         out = self.wrapped(**inputs, output_logits=False)
         # DDP averages gradients over processes; ours are parts of one sum
         self.accelerator.backward(out.loss * self.accelerator.num_processes)
-        return out.loss.detach(), out.step_losses[-1]
+        loss = out.loss.detach()
+        return loss, out.step_losses[-1] if "step_losses" in out else loss
 
     # At intervals -------------------------------------------------------------------------------------------------
 
@@ -393,27 +381,13 @@ class Trainer:
             result = self._evaluation()
             if result["loss"] < self.best_loss:
                 self.best_loss, self.best_step = result["loss"], self.step
-            row = {
-                "step": self.step,
-                "validation_loss": result["loss"],
-                "validation_accuracy": result["accuracy"],
-                "validation_accuracy_by_step": result["accuracy_by_step"],
-            }
-            self._log(metrics, row)
+            self._log(metrics, {"step": self.step, **self.objective.logged(result)})
         self.accelerator.wait_for_everyone()
 
     def _evaluation(self) -> dict[str, Any]:
         # every batch has its own shape: not worth compiling for
         with out_of_memory_says(self._smaller_evaluation), torch.compiler.set_stance("force_eager"):
-            return evaluate_masked(
-                self.model,
-                self.prepared.validation,
-                self.prepared.validation_sequences,
-                mask_probability=self.config.data.mask_probability,
-                mask_seed=self.config.evaluation.mask_seed,
-                batch_tokens=self.config.evaluation.batch_tokens,
-                precision=DTYPES[self.accelerator.mixed_precision],
-            )
+            return self.objective.evaluate(self.model, DTYPES[self.accelerator.mixed_precision])
 
     def _smaller_evaluation(self) -> str:
         tokens = self.config.evaluation.batch_tokens

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+
+
+@app.command()
+def generate(
+    run: Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")],
+    prompts: Annotated[list[str], typer.Argument(help="Texts to continue.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 50,
+    temperature: Annotated[float, typer.Option(help="0 takes the most probable token; higher is more varied.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Choose among the so many most probable tokens.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines; the default where output is no terminal.")] = False,
+) -> None:
+    """Continue texts with a decoder.
+
+    Example: pnn generate runs/ddl_small "The river rises in" --temperature 0
+    """
+    from pnn.evaluation.generate import continue_texts
+    from pnn.evaluation.reading import load_decoder
+
+    loaded = load_decoder(run)
+    made = continue_texts(
+        loaded, prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed
+    )
+    for one in made:
+        if as_json or not sys.stdout.isatty():
+            print(json.dumps(one, ensure_ascii=False))
+        else:
+            print(one["prompt"] + one["continuation"], end="\n\n")

@@ -1,0 +1,70 @@
+"""Continue texts with a decoder: prompts in batches, padded on the left, through transformers' own `generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from pnn.data.tokenizers import end_of_text
+from pnn.errors import UserError
+from pnn.evaluation.reading import Loaded
+
+
+def continue_texts(
+    loaded: Loaded[PreTrainedModel],
+    prompts: list[str],
+    *,
+    max_new_tokens: int = 50,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+    batch_size: int = 16,
+) -> list[dict[str, str]]:
+    """For each prompt, what follows it. Temperature 0 takes the most probable token every time."""
+    model, tokenizer = loaded.model.eval(), loaded.tokenizer
+    ids = [tokenizer(prompt, add_special_tokens=False).input_ids for prompt in prompts]
+    _check(ids, max_new_tokens, temperature, top_k, model.config.max_position_embeddings)
+    filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_of_text(tokenizer)
+    settings: dict[str, Any] = {"do_sample": temperature > 0}
+    if temperature > 0:
+        settings |= {"temperature": temperature, "top_k": top_k or 0}
+    torch.manual_seed(seed)
+    out: list[dict[str, str]] = []
+    for at in range(0, len(ids), batch_size):
+        part = ids[at : at + batch_size]
+        longest = max(map(len, part))
+        padded = torch.tensor([[filler] * (longest - len(row)) + row for row in part], device=model.device)
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in part], device=model.device)
+        with torch.autocast(model.device.type, loaded.precision, enabled=loaded.precision != torch.float32):
+            made: Any = model.generate(  # type: ignore[operator]
+                padded,
+                attention_mask=mask,
+                max_new_tokens=max_new_tokens,
+                eos_token_id=end_of_text(tokenizer),
+                pad_token_id=filler,
+                **settings,
+            )
+        for prompt, row in zip(prompts[at : at + batch_size], made[:, longest:], strict=True):
+            out.append({"prompt": prompt, "continuation": tokenizer.decode(row, skip_special_tokens=True)})
+    return out
+
+
+def _check(ids: list[list[int]], max_new_tokens: int, temperature: float, top_k: int | None, context: int) -> None:
+    if max_new_tokens < 1:
+        raise UserError(f"--max-new-tokens {max_new_tokens}: at least one is needed")
+    if temperature < 0:
+        raise UserError(f"--temperature {temperature}: must not be below zero")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"--top-k {top_k}: at least one is needed")
+    for number, row in enumerate(ids, 1):
+        if not row:
+            raise UserError(f"prompt {number} is empty: give at least one word to continue")
+        if len(row) > context:
+            raise UserError(f"prompt {number} has {len(row):,} tokens, but the model takes {context:,}")
+        if len(row) + max_new_tokens > context:
+            raise UserError(
+                f"prompt {number} has {len(row):,} tokens and leaves room for {context - len(row):,} of the model's {context:,}, "
+                f"not for --max-new-tokens {max_new_tokens:,}"
+            )
