@@ -1,0 +1,552 @@
+"""One pass over the state of a Deep Delta decoder between two branches: rewrite it, and read it for the next sublayer.
+
+    rewrite   k = b / √(‖b‖² + ε²),   X⁺ = X + β k (vᵀ − kᵀX)           b: the branch's output; without erasure: X + β k vᵀ
+    read      x = Σ_sj w_sj ⊙ X⁺_j[t − s],   c = n ⊙ x / √(mean x² + ε)
+              v⁺ = 4σ(W x + a) or W c,   β⁺ = 2σ(w·c + a')               what the next sublayer will write, and how much of it
+
+X is (tokens, channels, width), c·d numbers a token against the branch's d: moving it is the cost, so it is read once and written
+once. A program walks over neighbouring tokens with the weights in registers. In the backward pass it walks from the last to
+the first, makes X⁺ again, and adds up its share of the weights' gradients in registers; a sum over all shares finishes them.
+
+Kept for the backward pass are b, v and β of every sublayer, and X at every few of them only: the states between are made again from
+those, which moves less than it saves (see `Tape`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDEST = 2048
+TAPS = 4  # tokens of a compressor over tokens
+STATES_KEPT_EVERY = 4  # sublayers
+WARPS = 8
+PROGRAMS_PER_UNIT = 1  # of the backward pass, for each of the GPU's multiprocessors
+FORWARD_PROGRAMS = 8  # times as many in the forward pass, which has no gradients to add up
+
+
+def takes(width: int, channels: int, taps: int) -> bool:
+    return width <= WIDEST and channels in (1, 2, 4) and taps in (1, TAPS)
+
+
+@triton.jit
+def _write(state, branch, beta, value, erase: tl.constexpr):
+    """(k, 1/‖b‖, kᵀX, what is written along k, X⁺) of one token. state: (c, d), branch: (d,), value: (c,)."""
+    inverse = 1 / tl.sqrt(tl.sum(branch * branch, 0) + 1e-10)  # ε² of a direction's length
+    k = branch * inverse
+    readout = tl.sum(state * k[None, :], 1)
+    written = value
+    if erase:
+        written = value - readout
+    return k, inverse, readout, written, state + (beta * written)[:, None] * k[None, :]
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def _rewritten_at(
+    states, branches, betas, values, token, tokens, channels, columns, width: tl.constexpr, count: tl.constexpr,
+    rewrites: tl.constexpr, erase: tl.constexpr,
+):  # fmt: skip
+    """X⁺ of a token, rounded as it is stored; zero beyond the last token."""
+    exists = token < tokens
+    real = (columns < width) & exists
+    at = token * (count * width) + channels[:, None] * width + columns[None, :]
+    state = tl.load(states + at, mask=real[None, :], other=0.0).to(tl.float32)
+    if rewrites:
+        branch = tl.load(branches + token * width + columns, mask=real, other=0.0).to(tl.float32)
+        value = tl.load(values + token * count + channels, mask=exists, other=0.0)
+        _, _, _, _, state = _write(state, branch, tl.load(betas + token, mask=exists, other=0.0), value, erase)
+        state = state.to(states.dtype.element_ty).to(tl.float32)
+    return state
+
+
+@triton.jit
+def _forward(
+    states, branches, values, betas, mix, norm, value_weight, value_bias, gate_weight, gate_bias,
+    new_states, compressed, contexts, new_values, new_betas,
+    tokens, row_length, eps, each: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, count: tl.constexpr, taps: tl.constexpr,
+    rewrites: tl.constexpr, erase: tl.constexpr, reads: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr,
+):  # fmt: skip
+    channels = tl.arange(0, count)
+    columns = tl.arange(0, block)
+    real = columns < width
+    inside = real[None, :]
+    within = channels[:, None] * width + columns[None, :]
+    first = tl.program_id(0).to(tl.int64) * each
+    if reads:
+        scale = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
+        if count > 1:
+            mix0 = tl.load(mix + within, mask=inside, other=0.0).to(tl.float32)
+        if taps > 1:
+            mix1 = tl.load(mix + count * width + within, mask=inside, other=0.0).to(tl.float32)
+            mix2 = tl.load(mix + 2 * count * width + within, mask=inside, other=0.0).to(tl.float32)
+            mix3 = tl.load(mix + 3 * count * width + within, mask=inside, other=0.0).to(tl.float32)
+            before1 = tl.zeros([count, block], tl.float32)
+            before2 = tl.zeros([count, block], tl.float32)
+            before3 = tl.zeros([count, block], tl.float32)
+            place = first % row_length  # in its row
+            if place >= 1:
+                before1 = _rewritten_at(
+                    states, branches, betas, values, first - 1, tokens, channels, columns, width, count, rewrites, erase
+                )
+            if place >= 2:
+                before2 = _rewritten_at(
+                    states, branches, betas, values, first - 2, tokens, channels, columns, width, count, rewrites, erase
+                )
+            if place >= 3:
+                before3 = _rewritten_at(
+                    states, branches, betas, values, first - 3, tokens, channels, columns, width, count, rewrites, erase
+                )
+        if generates:
+            to_value = tl.load(value_weight + within, mask=inside, other=0.0).to(tl.float32)
+            to_gate = tl.load(gate_weight + columns, mask=real, other=0.0).to(tl.float32)
+            gate_shift = tl.load(gate_bias).to(tl.float32)
+            if from_state:
+                value_shift = tl.load(value_bias + channels).to(tl.float32)
+    for turn in range(each):
+        token = first + turn
+        exists = token < tokens
+        real = (columns < width) & exists
+        inside = real[None, :]
+        state = _rewritten_at(
+            states, branches, betas, values, token, tokens, channels, columns, width, count, rewrites, erase
+        )
+        if rewrites:
+            tl.store(new_states + token * (count * width) + within, state.to(new_states.dtype.element_ty), mask=inside)
+        if reads:
+            if count > 1:
+                x = tl.sum(state * mix0, 0)
+            else:
+                x = tl.sum(state, 0)
+            if taps > 1:
+                if token % row_length == 0:
+                    before1 = tl.zeros([count, block], tl.float32)
+                    before2 = tl.zeros([count, block], tl.float32)
+                    before3 = tl.zeros([count, block], tl.float32)
+                x += tl.sum(before1 * mix1 + before2 * mix2 + before3 * mix3, 0)
+                before3 = before2
+                before2 = before1
+                before1 = state
+                x = x.to(compressed.dtype.element_ty).to(tl.float32)
+                tl.store(compressed + token * width + columns, x.to(compressed.dtype.element_ty), mask=real)
+            c = x * scale / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+            tl.store(contexts + token * width + columns, c.to(contexts.dtype.element_ty), mask=real)
+            if generates:
+                if from_state:
+                    v = 4 * _sigmoid(tl.sum(to_value * x[None, :], 1) + value_shift)
+                else:
+                    v = tl.sum(to_value * c[None, :], 1)
+                tl.store(new_values + token * count + channels, v, mask=exists)
+                tl.store(new_betas + token, 2 * _sigmoid(tl.sum(to_gate * c, 0) + gate_shift), mask=exists)
+
+
+@triton.jit
+def _read_backward(
+    x, scale, grad, gate_gradient, value_gradient, to_gate, to_value, eps,
+    width: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr,
+):  # fmt: skip
+    """(∂L/∂x, x / √(mean x² + ε), all of ∂L/∂c) of one token."""
+    inverse = 1 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+    unit = x * inverse
+    if generates:
+        grad += gate_gradient * to_gate
+        if not from_state:
+            grad += tl.sum(value_gradient[:, None] * to_value, 0)
+    scaled = grad * scale
+    grad_x = inverse * (scaled - unit * (tl.sum(scaled * unit, 0) / width))
+    if generates:
+        if from_state:
+            grad_x += tl.sum(value_gradient[:, None] * to_value, 0)
+    return grad_x, unit, grad
+
+
+@triton.jit
+def _generator_gradients(
+    new_values, new_betas, grad_values, grad_betas, token, exists, channels, count: tl.constexpr, from_state: tl.constexpr,
+):  # fmt: skip
+    """From ∂L/∂v⁺ and ∂L/∂β⁺ to the gradients before the sigmoids."""
+    value_gradient = tl.load(grad_values + token * count + channels, mask=exists, other=0.0)
+    if from_state:
+        v = tl.load(new_values + token * count + channels, mask=exists, other=0.0)
+        value_gradient = value_gradient * v * (1 - v / 4)
+    beta = tl.load(new_betas + token, mask=exists, other=0.0)
+    return tl.load(grad_betas + token, mask=exists, other=0.0) * beta * (1 - beta / 2), value_gradient
+
+
+@triton.jit
+def _grad_x_at(
+    compressed, grad_contexts, new_values, new_betas, grad_values, grad_betas, scale, to_gate, to_value, token, tokens,
+    channels, columns, eps, width: tl.constexpr, count: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr,
+):  # fmt: skip
+    """∂L/∂x of a token that belongs to another program; zero beyond the last."""
+    exists = token < tokens
+    real = (columns < width) & exists
+    x = tl.load(compressed + token * width + columns, mask=real, other=0.0).to(tl.float32)
+    grad = tl.load(grad_contexts + token * width + columns, mask=real, other=0.0).to(tl.float32)
+    gate_gradient = 0.0
+    value_gradient = tl.zeros([count], tl.float32)
+    if generates:
+        gate_gradient, value_gradient = _generator_gradients(
+            new_values, new_betas, grad_values, grad_betas, token, exists, channels, count, from_state
+        )
+    grad_x, _, _ = _read_backward(
+        x, scale, grad, gate_gradient, value_gradient, to_gate, to_value, eps, width, generates, from_state
+    )
+    return grad_x
+
+
+@triton.jit
+def _backward(
+    states, branches, values, betas, mix, norm, value_weight, gate_weight, compressed, new_values, new_betas,
+    grad_new_states, grad_contexts, grad_new_values, grad_new_betas,
+    grad_states, grad_branches, grad_values, grad_betas,
+    mix_shares, norm_shares, value_shares, value_bias_shares, gate_shares, gate_bias_shares,
+    tokens, row_length, eps, each: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, count: tl.constexpr, taps: tl.constexpr,
+    rewrites: tl.constexpr, erase: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr, has_grad: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    channels = tl.arange(0, count)
+    columns = tl.arange(0, block)
+    real = columns < width
+    inside = real[None, :]
+    within = channels[:, None] * width + columns[None, :]
+    first = program * each
+    scale = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
+    norm_total = tl.zeros([block], tl.float32)
+    to_gate = tl.zeros([block], tl.float32)
+    to_value = tl.zeros([count, block], tl.float32)
+    if generates:
+        to_gate = tl.load(gate_weight + columns, mask=real, other=0.0).to(tl.float32)
+        to_value = tl.load(value_weight + within, mask=inside, other=0.0).to(tl.float32)
+        gate_total = tl.zeros([block], tl.float32)
+        value_total = tl.zeros([count, block], tl.float32)
+        gate_bias_total = 0.0
+        value_bias_total = tl.zeros([count], tl.float32)
+    if count > 1:
+        mix0 = tl.load(mix + within, mask=inside, other=0.0).to(tl.float32)
+        mix0_total = tl.zeros([count, block], tl.float32)
+    if taps > 1:
+        mix1 = tl.load(mix + count * width + within, mask=inside, other=0.0).to(tl.float32)
+        mix2 = tl.load(mix + 2 * count * width + within, mask=inside, other=0.0).to(tl.float32)
+        mix3 = tl.load(mix + 3 * count * width + within, mask=inside, other=0.0).to(tl.float32)
+        mix1_total = tl.zeros([count, block], tl.float32)
+        mix2_total = tl.zeros([count, block], tl.float32)
+        mix3_total = tl.zeros([count, block], tl.float32)
+        after1 = tl.zeros([block], tl.float32)  # ∂L/∂x of the tokens after this one, in its row
+        after2 = tl.zeros([block], tl.float32)
+        after3 = tl.zeros([block], tl.float32)
+        left = row_length - 1 - (first + each - 1) % row_length  # tokens of the row after this program's last
+        if left >= 1:
+            after1 = _grad_x_at(
+                compressed, grad_contexts, new_values, new_betas, grad_new_values, grad_new_betas, scale, to_gate, to_value,
+                first + each, tokens, channels, columns, eps, width, count, generates, from_state,
+            )  # fmt: skip
+        if left >= 2:
+            after2 = _grad_x_at(
+                compressed, grad_contexts, new_values, new_betas, grad_new_values, grad_new_betas, scale, to_gate, to_value,
+                first + each + 1, tokens, channels, columns, eps, width, count, generates, from_state,
+            )  # fmt: skip
+        if left >= 3:
+            after3 = _grad_x_at(
+                compressed, grad_contexts, new_values, new_betas, grad_new_values, grad_new_betas, scale, to_gate, to_value,
+                first + each + 2, tokens, channels, columns, eps, width, count, generates, from_state,
+            )  # fmt: skip
+    for turn in range(each):
+        token = first + each - 1 - turn
+        exists = token < tokens
+        real = (columns < width) & exists
+        inside = real[None, :]
+        at = token * (count * width) + within
+        state = tl.load(states + at, mask=inside, other=0.0).to(tl.float32)
+        grad_state = tl.zeros([count, block], tl.float32)
+        if has_grad:
+            grad_state = tl.load(grad_new_states + at, mask=inside, other=0.0).to(tl.float32)
+        new_state = state
+        if rewrites:
+            branch = tl.load(branches + token * width + columns, mask=real, other=0.0).to(tl.float32)
+            beta = tl.load(betas + token, mask=exists, other=0.0)
+            value = tl.load(values + token * count + channels, mask=exists, other=0.0)
+            k, inverse, readout, written, new_state = _write(state, branch, beta, value, erase)
+            new_state = new_state.to(states.dtype.element_ty).to(tl.float32)
+        if taps > 1:
+            x = tl.load(compressed + token * width + columns, mask=real, other=0.0).to(tl.float32)
+        elif count > 1:
+            x = tl.sum(new_state * mix0, 0)
+        else:
+            x = tl.sum(new_state, 0)
+        grad = tl.load(grad_contexts + token * width + columns, mask=real, other=0.0).to(tl.float32)
+        gate_gradient = 0.0
+        value_gradient = tl.zeros([count], tl.float32)
+        if generates:
+            gate_gradient, value_gradient = _generator_gradients(
+                new_values, new_betas, grad_new_values, grad_new_betas, token, exists, channels, count, from_state
+            )
+        grad_x, unit, grad_context = _read_backward(
+            x, scale, grad, gate_gradient, value_gradient, to_gate, to_value, eps, width, generates, from_state
+        )
+        if count > 1:
+            grad_state += mix0 * grad_x[None, :]
+            mix0_total += new_state * grad_x[None, :]
+        else:
+            grad_state += grad_x[None, :]
+        if taps > 1:
+            if token % row_length == row_length - 1:
+                after1 = tl.zeros([block], tl.float32)
+                after2 = tl.zeros([block], tl.float32)
+                after3 = tl.zeros([block], tl.float32)
+            grad_state += mix1 * after1[None, :] + mix2 * after2[None, :] + mix3 * after3[None, :]
+            mix1_total += new_state * after1[None, :]
+            mix2_total += new_state * after2[None, :]
+            mix3_total += new_state * after3[None, :]
+            after3 = after2
+            after2 = after1
+            after1 = grad_x
+        norm_total += grad_context * unit
+        if generates:
+            gate_total += gate_gradient * unit  # times the norm's scale at the end
+            gate_bias_total += gate_gradient
+            if from_state:
+                value_total += value_gradient[:, None] * x[None, :]
+                value_bias_total += value_gradient
+            else:
+                value_total += value_gradient[:, None] * unit[None, :]
+        if rewrites:
+            along = tl.sum(grad_state * k[None, :], 1)
+            grad_value = beta * along
+            grad_beta = tl.sum(written * along, 0)
+            grad_k = tl.sum(grad_state * (beta * written)[:, None], 0)
+            across = beta * grad_beta  # kᵀ ∂L/∂k
+            if erase:
+                grad_state -= grad_value[:, None] * k[None, :]
+                grad_k -= tl.sum(state * grad_value[:, None], 0)
+                across -= tl.sum(grad_value * readout, 0)
+            grad_branch = inverse * (grad_k - k * across)
+            tl.store(grad_branches + token * width + columns, grad_branch.to(grad_branches.dtype.element_ty), mask=real)
+            tl.store(grad_values + token * count + channels, grad_value, mask=exists)
+            tl.store(grad_betas + token, grad_beta, mask=exists)
+        tl.store(grad_states + at, grad_state.to(grad_states.dtype.element_ty), mask=inside)
+    real = columns < width
+    inside = real[None, :]
+    tl.store(norm_shares + program * width + columns, norm_total, mask=real)
+    if count > 1:
+        share = mix_shares + program * (taps * count * width) + within
+        tl.store(share, mix0_total, mask=inside)
+        if taps > 1:
+            tl.store(share + count * width, mix1_total, mask=inside)
+            tl.store(share + 2 * count * width, mix2_total, mask=inside)
+            tl.store(share + 3 * count * width, mix3_total, mask=inside)
+    if generates:
+        tl.store(gate_shares + program * width + columns, gate_total * scale, mask=real)
+        tl.store(gate_bias_shares + program, gate_bias_total)
+        if from_state:
+            tl.store(value_bias_shares + program * count + channels, value_bias_total)
+        else:
+            value_total = value_total * scale[None, :]
+        tl.store(value_shares + program * (count * width) + within, value_total, mask=inside)
+
+
+# Calling them --------------------------------------------------------------------------------------------------------
+
+
+class Write(NamedTuple):
+    """What a sublayer writes: its branch's output b (tokens, d), values v (tokens, c), gates β (tokens,)."""
+
+    branch: Tensor
+    values: Tensor
+    betas: Tensor
+
+
+class Reader(NamedTuple):
+    """What reads the state: the compressor's weights (c, d) or (taps, c, d), None for one channel; the norm's; and the next
+    sublayer's generators, None at the end. `from_state`: values are 4σ(W x + a), else W c."""
+
+    mix: Tensor | None
+    norm: Tensor
+    value: Tensor | None
+    value_bias: Tensor | None
+    gate: Tensor | None
+    gate_bias: Tensor | None
+    eps: float
+    from_state: bool
+
+    @property
+    def taps(self) -> int:
+        return len(self.mix) if self.mix is not None and self.mix.dim() == 3 else 1
+
+
+class Read(NamedTuple):
+    """What was read: c for the next branch, and the next sublayer's values and gates."""
+
+    context: Tensor
+    values: Tensor | None
+    betas: Tensor | None
+
+
+def _programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 3  # in Triton's interpreter: several, of uneven lengths
+    return torch.cuda.get_device_properties(device).multi_processor_count * PROGRAMS_PER_UNIT
+
+
+def _run_forward(
+    states: Tensor, write: Write | None, reader: Reader | None, erase: bool, row_length: int
+) -> tuple[Tensor, Tensor | None, Read | None]:
+    """(X⁺, x where the compressor looks over tokens, what was read)."""
+    tokens, channels, width = states.shape
+    new_states = torch.empty_like(states) if write is not None else states
+    context = compressed = values = betas = None
+    if reader is not None:
+        context = states.new_empty(tokens, width)
+        compressed = torch.empty_like(context) if reader.taps > 1 else None
+        if reader.gate is not None:
+            values = states.new_empty(tokens, channels, dtype=torch.float32)
+            betas = states.new_empty(tokens, dtype=torch.float32)
+    each = triton.cdiv(tokens, _programs(states.device) * FORWARD_PROGRAMS)
+    none = states  # stands for what is not there, and is not touched
+    branch, old_values, old_betas = write if write is not None else (none, none, none)
+    weights = [none] * 6 if reader is None else [none if part is None else part for part in reader[:6]]
+    _forward[(triton.cdiv(tokens, each),)](
+        states, branch, old_values, old_betas, *weights,
+        new_states, *(none if out is None else out for out in (compressed, context, values, betas)),
+        tokens, row_length, 0.0 if reader is None else reader.eps, each=each,
+        width=width, block=triton.next_power_of_2(width), count=channels, taps=1 if reader is None else reader.taps,
+        rewrites=write is not None, erase=erase, reads=reader is not None,
+        generates=values is not None, from_state=reader is not None and reader.from_state,
+        num_warps=WARPS,
+    )  # fmt: skip
+    return new_states, compressed, None if context is None else Read(context, values, betas)
+
+
+class Tape:
+    """The states of one forward pass, for the backward pass: some are kept, those between are made again when they are asked
+    for, from the last kept one on. Backward asks from the end, so each is made once."""
+
+    def __init__(self, erase: bool, row_length: int, every: int = STATES_KEPT_EVERY):
+        self.erase, self.row_length, self.every = erase, row_length, every
+        self.writes: list[Write] = []
+        self.kept: dict[int, Tensor] = {}
+
+    def add(self, state: Tensor, write: Write) -> int:
+        """A state and what is about to be written to it; returns its number."""
+        number = len(self.writes)
+        if number % self.every == 0:
+            self.kept[number] = state
+        self.writes.append(Write(*(part.detach() for part in write)))  # without history: a tape is no part of the graph
+        return number
+
+    def take(self, number: int) -> Tensor:
+        """A state, for the last time."""
+        start = number
+        while start not in self.kept:
+            start -= 1
+        for at in range(start, number):
+            self.kept[at + 1], _, _ = _run_forward(self.kept[at], self.writes[at], None, self.erase, self.row_length)
+        return self.kept.pop(number)
+
+
+class _Sublayer(torch.autograd.Function):
+    """Rewrite, then read; without a write, only read."""
+
+    @staticmethod
+    def forward(ctx: Any, tape: Tape, settings: tuple[float, bool], states: Tensor, *inputs: Tensor | None) -> Any:
+        branch, values, betas, *weights = inputs
+        write = None if branch is None else Write(branch, values, betas)  # type: ignore[arg-type]
+        reader = Reader(*weights, *settings)  # type: ignore[arg-type]
+        if ctx.needs_input_grad[2]:
+            ctx.number = None if write is None else tape.add(states.detach(), write)
+        new_states, compressed, read = _run_forward(states, write, reader, tape.erase, tape.row_length)
+        assert read is not None
+        ctx.tape, ctx.settings = tape, settings
+        first = states if write is None else None
+        ctx.save_for_backward(first, branch, values, betas, *weights, compressed, read.values, read.betas)
+        ctx.set_materialize_grads(False)
+        return (states.view_as(states) if write is None else new_states), *read
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        grad_states, grad_context, grad_values, grad_betas = grads
+        states, branch, values, betas, *rest = ctx.saved_tensors
+        weights, (compressed, new_values, new_betas) = rest[:6], rest[6:]
+        if states is None:
+            states = ctx.tape.take(ctx.number)
+        write = None if branch is None else Write(branch, values, betas)
+        reader = Reader(*weights, *ctx.settings)
+        tokens, channels, width = states.shape
+        if grad_context is None:
+            grad_context = states.new_zeros(tokens, width)
+        if new_betas is not None:
+            grad_values = torch.zeros_like(new_values) if grad_values is None else grad_values.contiguous()
+            grad_betas = torch.zeros_like(new_betas) if grad_betas is None else grad_betas.contiguous()
+        found = _run_backward(
+            states, write, reader, ctx.tape, compressed, new_values, new_betas,
+            grad_states, grad_context.contiguous(), grad_values, grad_betas,
+        )  # fmt: skip
+        return None, None, *found
+
+
+def _run_backward(
+    states: Tensor,
+    write: Write | None,
+    reader: Reader,
+    tape: Tape,
+    compressed: Tensor | None,
+    new_values: Tensor | None,
+    new_betas: Tensor | None,
+    grad_new_states: Tensor | None,
+    grad_context: Tensor,
+    grad_new_values: Tensor | None,
+    grad_new_betas: Tensor | None,
+) -> list[Tensor | None]:
+    """Gradients of the state, of what was written, and of the reader's weights."""
+    tokens, channels, width = states.shape
+    each = triton.cdiv(tokens, _programs(states.device))
+    programs = triton.cdiv(tokens, each)
+    generates = new_betas is not None
+
+    def empty(like: Tensor | None) -> Tensor | None:
+        return None if like is None else torch.empty_like(like)
+
+    def shares(like: Tensor | None) -> Tensor | None:
+        return None if like is None else states.new_empty(programs, *like.shape, dtype=torch.float32)
+
+    grad_states = torch.empty_like(states)
+    grad_write = [None] * 3 if write is None else [empty(part) for part in write]
+    parts = [shares(part) for part in reader[:6]]
+    none = states
+
+    def or_none(*values: Tensor | None) -> list[Tensor]:
+        return [none if value is None else value for value in values]
+
+    _backward[(programs,)](
+        states, *(or_none(*write) if write is not None else [none] * 3),
+        *or_none(reader.mix, reader.norm, reader.value, reader.gate, compressed, new_values, new_betas),
+        *or_none(None if grad_new_states is None else grad_new_states.contiguous(), grad_context, grad_new_values, grad_new_betas),
+        grad_states, *or_none(*grad_write), *or_none(*parts),
+        tokens, tape.row_length, reader.eps, each=each,
+        width=width, block=triton.next_power_of_2(width), count=channels, taps=reader.taps,
+        rewrites=write is not None, erase=tape.erase, generates=generates, from_state=reader.from_state,
+        has_grad=grad_new_states is not None, num_warps=WARPS,
+    )  # fmt: skip
+    summed = [
+        None if share is None or part is None else share.sum(0).to(part.dtype)
+        for share, part in zip(parts, reader[:6], strict=True)
+    ]
+    return [grad_states, *grad_write, *summed]
+
+
+def sublayer(tape: Tape, states: Tensor, write: Write | None, reader: Reader) -> tuple[Tensor, Read]:
+    """states: (tokens, c, d) → (X⁺, what was read). Without a write the state stays as it is."""
+    parts = (None, None, None) if write is None else tuple(part.contiguous() for part in write)
+    weights = tuple(None if part is None else part.contiguous() for part in reader[:6])
+    new_states, *read = _Sublayer.apply(tape, (reader.eps, reader.from_state), states.contiguous(), *parts, *weights)
+    return new_states, Read(*read)
