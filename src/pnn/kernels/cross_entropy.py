@@ -72,7 +72,7 @@ def _losses_and_gradients(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, row_weights: Tensor, dtype: torch.dtype, chunk: int,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, row_weights: Tensor, dtype: torch.dtype, chunk: int,
         fp8: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         rows, width = x.shape
@@ -81,7 +81,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         matrix = x.new_zeros(padded, width, dtype=dtype)
         matrix[:vocabulary].copy_(weight)
         offsets = x.new_zeros(padded, dtype=dtype)
-        offsets[:vocabulary].copy_(bias)
+        if bias is not None:
+            offsets[:vocabulary].copy_(bias)
         inputs = x.to(dtype)
         losses = x.new_empty(rows, dtype=torch.float32)
         grad_x = torch.empty_like(inputs)
@@ -110,9 +111,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             )
             torch.mm(logits, matrix, out=grad_x[first : first + chunk])
             _add_product(grad_matrix, logits, part)
-            grad_bias += logits.sum(0, dtype=torch.float32)
+            if bias is not None:
+                grad_bias += logits.sum(0, dtype=torch.float32)
         ctx.save_for_backward(grad_x, grad_matrix[:vocabulary], grad_bias[:vocabulary])
-        ctx.x_dtype, ctx.weight_dtype, ctx.bias_dtype = x.dtype, weight.dtype, bias.dtype
+        ctx.x_dtype, ctx.weight_dtype, ctx.bias_dtype = x.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(losses)
         return (losses * row_weights).sum(), losses
 
@@ -122,7 +124,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (
             (grad_x * grad).to(ctx.x_dtype),
             (grad_weight * grad).to(ctx.weight_dtype),
-            (grad_bias * grad).to(ctx.bias_dtype),
+            None if ctx.bias_dtype is None else (grad_bias * grad).to(ctx.bias_dtype),
             *[None] * 5,
         )
 
@@ -142,7 +144,7 @@ def _add_product(total: Tensor, gradients: Tensor, inputs: Tensor) -> None:
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, row_weights: Tensor, dtype: torch.dtype, fp8: bool = False
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, row_weights: Tensor, dtype: torch.dtype, fp8: bool = False
 ) -> tuple[Tensor, Tensor]:
     """x: (rows, d), labels: (rows,), below zero where nothing is predicted, row_weights: (rows,) → the weighted sum of the
     rows' losses, which has gradients, and each row's loss, which has none."""

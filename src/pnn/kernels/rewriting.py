@@ -4,8 +4,8 @@
     read      x = Σ_sj w_sj ⊙ X⁺_j[t − s],   c = n ⊙ x / √(mean x² + ε)
               v⁺ = 4σ(W x + a) or W c,   β⁺ = 2σ(w·c + a')               what the next sublayer will write, and how much of it
 
-X is (tokens, channels, width), c·d numbers a token against the branch's d: moving it is the cost, so it is read once and written
-once. A program walks over neighbouring tokens with the weights in registers. In the backward pass it walks from the last to
+X is (tokens, width, channels), c·d numbers a token against the branch's d: moving it is the cost, so it is read once and written
+once. (The channels of a feature lie together here, because one thread then holds them all and sums over them by itself.) A program walks over neighbouring tokens with the weights in registers. In the backward pass it walks from the last to
 the first, makes X⁺ again, and adds up its share of the weights' gradients in registers; a sum over all shares finishes them.
 
 Kept for the backward pass are b, v and β of every sublayer, and X at every few of them only: the states between are made again from
@@ -35,14 +35,14 @@ def takes(width: int, channels: int, taps: int) -> bool:
 
 @triton.jit
 def _write(state, branch, beta, value, erase: tl.constexpr):
-    """(k, 1/‖b‖, kᵀX, what is written along k, X⁺) of one token. state: (c, d), branch: (d,), value: (c,)."""
+    """(k, 1/‖b‖, kᵀX, what is written along k, X⁺) of one token. state: (d, c), branch: (d,), value: (c,)."""
     inverse = 1 / tl.sqrt(tl.sum(branch * branch, 0) + 1e-10)  # ε² of a direction's length
     k = branch * inverse
-    readout = tl.sum(state * k[None, :], 1)
+    readout = tl.sum(state * k[:, None], 0)
     written = value
     if erase:
         written = value - readout
-    return k, inverse, readout, written, state + (beta * written)[:, None] * k[None, :]
+    return k, inverse, readout, written, state + (beta * written)[None, :] * k[:, None]
 
 
 @triton.jit
@@ -58,8 +58,8 @@ def _rewritten_at(
     """X⁺ of a token, rounded as it is stored; zero beyond the last token."""
     exists = token < tokens
     real = (columns < width) & exists
-    at = token * (count * width) + channels[:, None] * width + columns[None, :]
-    state = tl.load(states + at, mask=real[None, :], other=0.0).to(tl.float32)
+    at = token * (count * width) + columns[:, None] * count + channels[None, :]
+    state = tl.load(states + at, mask=real[:, None], other=0.0).to(tl.float32)
     if rewrites:
         branch = tl.load(branches + token * width + columns, mask=real, other=0.0).to(tl.float32)
         value = tl.load(values + token * count + channels, mask=exists, other=0.0)
@@ -79,8 +79,8 @@ def _forward(
     channels = tl.arange(0, count)
     columns = tl.arange(0, block)
     real = columns < width
-    inside = real[None, :]
-    within = channels[:, None] * width + columns[None, :]
+    inside = real[:, None]
+    within = columns[:, None] * count + channels[None, :]
     first = tl.program_id(0).to(tl.int64) * each
     if reads:
         scale = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
@@ -90,9 +90,9 @@ def _forward(
             mix1 = tl.load(mix + count * width + within, mask=inside, other=0.0).to(tl.float32)
             mix2 = tl.load(mix + 2 * count * width + within, mask=inside, other=0.0).to(tl.float32)
             mix3 = tl.load(mix + 3 * count * width + within, mask=inside, other=0.0).to(tl.float32)
-            before1 = tl.zeros([count, block], tl.float32)
-            before2 = tl.zeros([count, block], tl.float32)
-            before3 = tl.zeros([count, block], tl.float32)
+            before1 = tl.zeros([block, count], tl.float32)
+            before2 = tl.zeros([block, count], tl.float32)
+            before3 = tl.zeros([block, count], tl.float32)
             place = first % row_length  # in its row
             if place >= 1:
                 before1 = _rewritten_at(
@@ -116,7 +116,7 @@ def _forward(
         token = first + turn
         exists = token < tokens
         real = (columns < width) & exists
-        inside = real[None, :]
+        inside = real[:, None]
         state = _rewritten_at(
             states, branches, betas, values, token, tokens, channels, columns, width, count, rewrites, erase
         )
@@ -124,15 +124,15 @@ def _forward(
             tl.store(new_states + token * (count * width) + within, state.to(new_states.dtype.element_ty), mask=inside)
         if reads:
             if count > 1:
-                x = tl.sum(state * mix0, 0)
+                x = tl.sum(state * mix0, 1)
             else:
-                x = tl.sum(state, 0)
+                x = tl.sum(state, 1)
             if taps > 1:
                 if token % row_length == 0:
-                    before1 = tl.zeros([count, block], tl.float32)
-                    before2 = tl.zeros([count, block], tl.float32)
-                    before3 = tl.zeros([count, block], tl.float32)
-                x += tl.sum(before1 * mix1 + before2 * mix2 + before3 * mix3, 0)
+                    before1 = tl.zeros([block, count], tl.float32)
+                    before2 = tl.zeros([block, count], tl.float32)
+                    before3 = tl.zeros([block, count], tl.float32)
+                x += tl.sum(before1 * mix1 + before2 * mix2 + before3 * mix3, 1)
                 before3 = before2
                 before2 = before1
                 before1 = state
@@ -142,9 +142,9 @@ def _forward(
             tl.store(contexts + token * width + columns, c.to(contexts.dtype.element_ty), mask=real)
             if generates:
                 if from_state:
-                    v = 4 * _sigmoid(tl.sum(to_value * x[None, :], 1) + value_shift)
+                    v = 4 * _sigmoid(tl.sum(to_value * x[:, None], 0) + value_shift)
                 else:
-                    v = tl.sum(to_value * c[None, :], 1)
+                    v = tl.sum(to_value * c[:, None], 0)
                 tl.store(new_values + token * count + channels, v, mask=exists)
                 tl.store(new_betas + token, 2 * _sigmoid(tl.sum(to_gate * c, 0) + gate_shift), mask=exists)
 
@@ -160,12 +160,12 @@ def _read_backward(
     if generates:
         grad += gate_gradient * to_gate
         if not from_state:
-            grad += tl.sum(value_gradient[:, None] * to_value, 0)
+            grad += tl.sum(value_gradient[None, :] * to_value, 1)
     scaled = grad * scale
     grad_x = inverse * (scaled - unit * (tl.sum(scaled * unit, 0) / width))
     if generates:
         if from_state:
-            grad_x += tl.sum(value_gradient[:, None] * to_value, 0)
+            grad_x += tl.sum(value_gradient[None, :] * to_value, 1)
     return grad_x, unit, grad
 
 
@@ -218,30 +218,30 @@ def _backward(
     channels = tl.arange(0, count)
     columns = tl.arange(0, block)
     real = columns < width
-    inside = real[None, :]
-    within = channels[:, None] * width + columns[None, :]
+    inside = real[:, None]
+    within = columns[:, None] * count + channels[None, :]
     first = program * each
     scale = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
     norm_total = tl.zeros([block], tl.float32)
     to_gate = tl.zeros([block], tl.float32)
-    to_value = tl.zeros([count, block], tl.float32)
+    to_value = tl.zeros([block, count], tl.float32)
     if generates:
         to_gate = tl.load(gate_weight + columns, mask=real, other=0.0).to(tl.float32)
         to_value = tl.load(value_weight + within, mask=inside, other=0.0).to(tl.float32)
         gate_total = tl.zeros([block], tl.float32)
-        value_total = tl.zeros([count, block], tl.float32)
+        value_total = tl.zeros([block, count], tl.float32)
         gate_bias_total = 0.0
         value_bias_total = tl.zeros([count], tl.float32)
     if count > 1:
         mix0 = tl.load(mix + within, mask=inside, other=0.0).to(tl.float32)
-        mix0_total = tl.zeros([count, block], tl.float32)
+        mix0_total = tl.zeros([block, count], tl.float32)
     if taps > 1:
         mix1 = tl.load(mix + count * width + within, mask=inside, other=0.0).to(tl.float32)
         mix2 = tl.load(mix + 2 * count * width + within, mask=inside, other=0.0).to(tl.float32)
         mix3 = tl.load(mix + 3 * count * width + within, mask=inside, other=0.0).to(tl.float32)
-        mix1_total = tl.zeros([count, block], tl.float32)
-        mix2_total = tl.zeros([count, block], tl.float32)
-        mix3_total = tl.zeros([count, block], tl.float32)
+        mix1_total = tl.zeros([block, count], tl.float32)
+        mix2_total = tl.zeros([block, count], tl.float32)
+        mix3_total = tl.zeros([block, count], tl.float32)
         after1 = tl.zeros([block], tl.float32)  # ∂L/∂x of the tokens after this one, in its row
         after2 = tl.zeros([block], tl.float32)
         after3 = tl.zeros([block], tl.float32)
@@ -265,10 +265,10 @@ def _backward(
         token = first + each - 1 - turn
         exists = token < tokens
         real = (columns < width) & exists
-        inside = real[None, :]
+        inside = real[:, None]
         at = token * (count * width) + within
         state = tl.load(states + at, mask=inside, other=0.0).to(tl.float32)
-        grad_state = tl.zeros([count, block], tl.float32)
+        grad_state = tl.zeros([block, count], tl.float32)
         if has_grad:
             grad_state = tl.load(grad_new_states + at, mask=inside, other=0.0).to(tl.float32)
         new_state = state
@@ -281,9 +281,9 @@ def _backward(
         if taps > 1:
             x = tl.load(compressed + token * width + columns, mask=real, other=0.0).to(tl.float32)
         elif count > 1:
-            x = tl.sum(new_state * mix0, 0)
+            x = tl.sum(new_state * mix0, 1)
         else:
-            x = tl.sum(new_state, 0)
+            x = tl.sum(new_state, 1)
         grad = tl.load(grad_contexts + token * width + columns, mask=real, other=0.0).to(tl.float32)
         gate_gradient = 0.0
         value_gradient = tl.zeros([count], tl.float32)
@@ -295,19 +295,19 @@ def _backward(
             x, scale, grad, gate_gradient, value_gradient, to_gate, to_value, eps, width, generates, from_state
         )
         if count > 1:
-            grad_state += mix0 * grad_x[None, :]
-            mix0_total += new_state * grad_x[None, :]
+            grad_state += mix0 * grad_x[:, None]
+            mix0_total += new_state * grad_x[:, None]
         else:
-            grad_state += grad_x[None, :]
+            grad_state += grad_x[:, None]
         if taps > 1:
             if token % row_length == row_length - 1:
                 after1 = tl.zeros([block], tl.float32)
                 after2 = tl.zeros([block], tl.float32)
                 after3 = tl.zeros([block], tl.float32)
-            grad_state += mix1 * after1[None, :] + mix2 * after2[None, :] + mix3 * after3[None, :]
-            mix1_total += new_state * after1[None, :]
-            mix2_total += new_state * after2[None, :]
-            mix3_total += new_state * after3[None, :]
+            grad_state += mix1 * after1[:, None] + mix2 * after2[:, None] + mix3 * after3[:, None]
+            mix1_total += new_state * after1[:, None]
+            mix2_total += new_state * after2[:, None]
+            mix3_total += new_state * after3[:, None]
             after3 = after2
             after2 = after1
             after1 = grad_x
@@ -316,19 +316,19 @@ def _backward(
             gate_total += gate_gradient * unit  # times the norm's scale at the end
             gate_bias_total += gate_gradient
             if from_state:
-                value_total += value_gradient[:, None] * x[None, :]
+                value_total += value_gradient[None, :] * x[:, None]
                 value_bias_total += value_gradient
             else:
-                value_total += value_gradient[:, None] * unit[None, :]
+                value_total += value_gradient[None, :] * unit[:, None]
         if rewrites:
-            along = tl.sum(grad_state * k[None, :], 1)
+            along = tl.sum(grad_state * k[:, None], 0)
             grad_value = beta * along
             grad_beta = tl.sum(written * along, 0)
-            grad_k = tl.sum(grad_state * (beta * written)[:, None], 0)
+            grad_k = tl.sum(grad_state * (beta * written)[None, :], 1)
             across = beta * grad_beta  # kᵀ ∂L/∂k
             if erase:
-                grad_state -= grad_value[:, None] * k[None, :]
-                grad_k -= tl.sum(state * grad_value[:, None], 0)
+                grad_state -= grad_value[None, :] * k[:, None]
+                grad_k -= tl.sum(state * grad_value[None, :], 1)
                 across -= tl.sum(grad_value * readout, 0)
             grad_branch = inverse * (grad_k - k * across)
             tl.store(grad_branches + token * width + columns, grad_branch.to(grad_branches.dtype.element_ty), mask=real)
@@ -336,7 +336,7 @@ def _backward(
             tl.store(grad_betas + token, grad_beta, mask=exists)
         tl.store(grad_states + at, grad_state.to(grad_states.dtype.element_ty), mask=inside)
     real = columns < width
-    inside = real[None, :]
+    inside = real[:, None]
     tl.store(norm_shares + program * width + columns, norm_total, mask=real)
     if count > 1:
         share = mix_shares + program * (taps * count * width) + within
@@ -351,7 +351,7 @@ def _backward(
         if from_state:
             tl.store(value_bias_shares + program * count + channels, value_bias_total)
         else:
-            value_total = value_total * scale[None, :]
+            value_total = value_total * scale[:, None]
         tl.store(value_shares + program * (count * width) + within, value_total, mask=inside)
 
 
@@ -367,8 +367,8 @@ class Write(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """What reads the state: the compressor's weights (c, d) or (taps, c, d), None for one channel; the norm's; and the next
-    sublayer's generators, None at the end. `from_state`: values are 4σ(W x + a), else W c."""
+    """What reads the state: the compressor's weights (d, c) or (taps, d, c), None for one channel; the norm's, (d,); and the
+    next sublayer's generators (d, c), (c,), (d,) and (1,), None at the end. `from_state`: values are 4σ(W x + a), else W c."""
 
     mix: Tensor | None
     norm: Tensor
@@ -402,7 +402,7 @@ def _run_forward(
     states: Tensor, write: Write | None, reader: Reader | None, erase: bool, row_length: int
 ) -> tuple[Tensor, Tensor | None, Read | None]:
     """(X⁺, x where the compressor looks over tokens, what was read)."""
-    tokens, channels, width = states.shape
+    tokens, width, channels = states.shape
     new_states = torch.empty_like(states) if write is not None else states
     context = compressed = values = betas = None
     if reader is not None:
@@ -446,9 +446,9 @@ class Tape:
 
     def take(self, number: int) -> Tensor:
         """A state, for the last time."""
-        start = number
-        while start not in self.kept:
-            start -= 1
+        start = max((kept for kept in self.kept if kept <= number), default=None)
+        if start is None:
+            raise RuntimeError("the states of this pass are gone: a second backward pass needs another forward pass")
         for at in range(start, number):
             self.kept[at + 1], _, _ = _run_forward(self.kept[at], self.writes[at], None, self.erase, self.row_length)
         return self.kept.pop(number)
@@ -462,7 +462,7 @@ class _Sublayer(torch.autograd.Function):
         branch, values, betas, *weights = inputs
         write = None if branch is None else Write(branch, values, betas)  # type: ignore[arg-type]
         reader = Reader(*weights, *settings)  # type: ignore[arg-type]
-        if ctx.needs_input_grad[2]:
+        if any(ctx.needs_input_grad):
             ctx.number = None if write is None else tape.add(states.detach(), write)
         new_states, compressed, read = _run_forward(states, write, reader, tape.erase, tape.row_length)
         assert read is not None
@@ -481,7 +481,7 @@ class _Sublayer(torch.autograd.Function):
             states = ctx.tape.take(ctx.number)
         write = None if branch is None else Write(branch, values, betas)
         reader = Reader(*weights, *ctx.settings)
-        tokens, channels, width = states.shape
+        tokens, width, channels = states.shape
         if grad_context is None:
             grad_context = states.new_zeros(tokens, width)
         if new_betas is not None:
@@ -508,7 +508,7 @@ def _run_backward(
     grad_new_betas: Tensor | None,
 ) -> list[Tensor | None]:
     """Gradients of the state, of what was written, and of the reader's weights."""
-    tokens, channels, width = states.shape
+    tokens, width, channels = states.shape
     each = triton.cdiv(tokens, _programs(states.device))
     programs = triton.cdiv(tokens, each)
     generates = new_betas is not None
@@ -545,7 +545,7 @@ def _run_backward(
 
 
 def sublayer(tape: Tape, states: Tensor, write: Write | None, reader: Reader) -> tuple[Tensor, Read]:
-    """states: (tokens, c, d) → (X⁺, what was read). Without a write the state stays as it is."""
+    """states: (tokens, d, c) → (X⁺, what was read). Without a write the state stays as it is."""
     parts = (None, None, None) if write is None else tuple(part.contiguous() for part in write)
     weights = tuple(None if part is None else part.contiguous() for part in reader[:6])
     new_states, *read = _Sublayer.apply(tape, (reader.eps, reader.from_state), states.contiguous(), *parts, *weights)

@@ -25,6 +25,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
 from pnn.models.base import check_heads
+from pnn.nn import delta_stream
 from pnn.nn.decoder import CausalAttention, Context, RMSNorm, SwiGLU, causal_mask, rotation
 from pnn.nn.delta_rule import (
     AdditiveResidual,
@@ -35,7 +36,8 @@ from pnn.nn.delta_rule import (
     Squeeze,
     TokenCompressor,
 )
-from pnn.nn.pointwise import computed_in, for_kernels
+from pnn.nn.delta_stream import Sublayer
+from pnn.nn.pointwise import computed_in, for_kernels, untouched
 from pnn.objectives import IGNORE, step_weighted_loss
 
 RESIDUALS = ("delta", "write_only", "additive")
@@ -74,6 +76,8 @@ class DDLConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = 8 * self.hidden_size // 3
+        if self.bos_token_id == self.eos_token_id == 50256 >= self.vocab_size:  # GPT-2's, in another vocabulary
+            self.bos_token_id = self.eos_token_id = None
         super().__post_init__(**kwargs)
 
     def validate_decoder(self) -> None:
@@ -205,6 +209,14 @@ class DDLBlock(nn.Module):
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
         self.mlp_residual = make_residual(config)
 
+    def sublayers(self, context: Context) -> tuple[Sublayer, Sublayer]:
+        return (
+            Sublayer(
+                self.compress, self.attention_norm, lambda c: self.attention(c, context, self.layer), self.attention_residual
+            ),
+            Sublayer(self.compress, self.mlp_norm, self.mlp, self.mlp_residual),
+        )
+
     def forward(self, state: Tensor, context: Context, histories: Histories) -> Tensor:
         x = histories.apply(self.compress, state, f"attention {self.layer}")
         c = self.attention_norm(x)
@@ -275,9 +287,14 @@ class DDLModel(DDLPreTrainedModel):
         self.embeddings = value  # type: ignore[assignment]
 
     def compile_blocks(self, with_kernels: bool = False) -> None:
-        """Compile in place what runs again and again; blocks of one shape share one graph."""
+        """Compile in place what runs again and again; blocks of one shape share one graph. Where kernels take what lies between
+        branches, these are what is left to compile."""
         for block in self.blocks:
-            block.compile()
+            if with_kernels and self.config.residual != "additive":
+                block.attention.compile()
+                block.mlp.compile()
+            else:
+                block.compile()
 
     @can_return_tuple
     def forward(
@@ -321,6 +338,10 @@ class DDLModel(DDLPreTrainedModel):
         if for_kernels(h):
             h = h.to(computed_in(h))
         state = histories.apply(self.expand, h, "input")
+        if cache is None and keep is None and not output_states and not output_gates:
+            last = self._by_kernels(state, context)
+            if last is not None:
+                return DecoderOutput(last)
         states, gates = [state], []
         watched = [_watch_gate(module, gates) for module in self.modules() if output_gates and isinstance(module, DeltaResidual)]
         try:
@@ -332,6 +353,15 @@ class DDLModel(DDLPreTrainedModel):
                 handle.remove()
         last = self.norm(histories.apply(self.readout, state, "readout"))
         return DecoderOutput(last, cache, tuple(states) if output_states else None, tuple(gates) if output_gates else None)
+
+
+    def _by_kernels(self, state: Tensor, context: Context) -> Tensor | None:
+        """What the blocks and the last norm give, where kernels compute it; else None."""
+        if self.config.residual == "additive" or not all(untouched(block) for block in self.blocks):
+            return None
+        sublayers = [one for block in self.blocks for one in block.sublayers(context)]
+        sublayers.append(Sublayer(self.readout, self.norm))
+        return delta_stream.run(state, sublayers) if delta_stream.takes(state, sublayers) else None
 
 
 def _watch_gate(residual: DeltaResidual, into: list[Tensor]) -> Any:

@@ -1,0 +1,78 @@
+"""A decoder's state on its way through all sublayers, by kernels: what lies between two branches is one pass over the state.
+
+Computes what the blocks compute one by one (`nn/delta_rule`, `models/ddl`), for whole rows of text without cache and padding, in
+16 bit on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor, nn
+
+from pnn.nn.decoder import RMSNorm
+from pnn.nn.delta_rule import ChannelCompressor, DeltaResidual, Squeeze, TokenCompressor
+from pnn.nn.pointwise import for_kernels, untouched
+
+if TYPE_CHECKING:
+    from pnn.kernels import rewriting  # needs Triton: imported where it runs
+
+
+class Sublayer(NamedTuple):
+    """Compress, normalise, process, rewrite. At the end of a model there is nothing to process and to rewrite."""
+
+    compress: nn.Module
+    norm: nn.Module
+    branch: Callable[[Tensor], Tensor] | None = None
+    residual: nn.Module | None = None
+
+
+def takes(state: Tensor, sublayers: Iterable[Sublayer]) -> bool:
+    """Whether kernels compute this: nothing in between is hooked or replaced, and of a shape that they know. state: (B, T, c, d)."""
+    if not for_kernels(state):
+        return False
+    from pnn.kernels import rewriting
+
+    plain = (RMSNorm, DeltaResidual, Squeeze, ChannelCompressor, TokenCompressor, nn.Linear)
+    modules = [part for one in sublayers for part in (one.compress, one.norm, one.residual) if part is not None]
+    inner = [module for part in modules for module in part.modules()]
+    if not all(type(module) in plain and untouched(module) for module in inner):
+        return False
+    taps = {len(module.kernel) for module in inner if isinstance(module, TokenCompressor)} or {1}
+    return all(rewriting.takes(state.shape[-1], state.shape[-2], count) for count in taps)
+
+
+def run(state: Tensor, sublayers: list[Sublayer]) -> Tensor:
+    """state: (B, T, c, d) → what the last norm gives, (B, T, d)."""
+    from pnn.kernels import rewriting
+
+    batch, length, channels, width = state.shape
+    erase = any(isinstance(one.residual, DeltaResidual) and one.residual.erase for one in sublayers)
+    tape = rewriting.Tape(erase, length)
+    states = state.transpose(-1, -2).reshape(batch * length, width, channels)
+    write = None
+    for one in sublayers:
+        states, read = rewriting.sublayer(tape, states, write, _reader(one))
+        if one.branch is None:
+            break
+        branch = one.branch(read.context.view(batch, length, width)).view(-1, width)
+        assert read.values is not None
+        assert read.betas is not None
+        write = rewriting.Write(branch.to(states.dtype), read.values, read.betas)
+    return read.context.view(batch, length, width)
+
+
+def _reader(one: Sublayer) -> rewriting.Reader:
+    from pnn.kernels import rewriting
+
+    mix = None if isinstance(one.compress, Squeeze) else one.compress.weights().transpose(-1, -2)  # type: ignore[operator]
+    assert isinstance(one.norm, RMSNorm)
+    generators: list[Tensor | None] = [None] * 4
+    from_state = False
+    if isinstance(one.residual, DeltaResidual):
+        value, gate = one.residual.value, one.residual.gate
+        generators = [value.weight.t(), value.bias, gate.weight[0], gate.bias]
+        from_state = one.residual.reading == "code"
+    return rewriting.Reader(mix, one.norm.weight, *generators, one.norm.eps, from_state)
+

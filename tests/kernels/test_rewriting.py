@@ -1,0 +1,159 @@
+"""The pass between two branches of a Deep Delta decoder: the same numbers and gradients as plain torch, in every form."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
+
+import pnn
+import pnn.models.ddl
+import pnn.nn.delta_stream
+import pnn.objectives
+from pnn.kernels import rewriting
+from pnn.nn import delta_rule
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+ROWS, LENGTH, WIDTH = 4, 7, 24
+FORMS = [  # channels, taps, rewrites, erases, generates, values from the state
+    form
+    for form in itertools.product((1, 2, 4), (1, 4), *[(False, True)] * 4)
+    if not (form[0] == 1 and form[1] > 1) and not (form[3] and not form[2]) and not (form[5] and not form[4])
+]
+
+
+def plain(states, write, reader, erase):
+    """The same in plain torch, on states (tokens, d, c)."""
+    x = states.transpose(1, 2)
+    if write is not None:
+        rule = delta_rule.rewrite if erase else delta_rule.write_only
+        direction = delta_rule.soft_unit(write.branch, delta_rule.DIRECTION_EPS)
+        x = rule(x, direction, write.values, write.betas[:, None])
+    new_states = x.transpose(1, 2)
+    if reader.mix is None:
+        x = x.squeeze(1)
+    elif reader.mix.dim() == 2:
+        x = (x * reader.mix.t()).sum(1)
+    else:
+        in_rows = x.view(ROWS, LENGTH, *x.shape[1:])
+        x = delta_rule.over_tokens(in_rows, reader.mix.transpose(1, 2), None).sum(-2).flatten(0, 1)
+    context = reader.norm * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + reader.eps)
+    if reader.gate is None:
+        return new_states, context
+    values = 4 * torch.sigmoid(x @ reader.value + reader.value_bias) if reader.from_state else context @ reader.value
+    return new_states, context, values, 2 * torch.sigmoid(context @ reader.gate + reader.gate_bias)
+
+
+def numbers(*shape):
+    return torch.randn(*shape, device=DEVICE, requires_grad=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_and_gradients(form):
+    channels, taps, rewrites, erase, generates, from_state = form
+    torch.manual_seed(0)
+    tokens = ROWS * LENGTH
+    states = numbers(tokens, WIDTH, channels)
+    betas = (2 * torch.rand(tokens, device=DEVICE)).requires_grad_()
+    write = rewriting.Write(numbers(tokens, WIDTH), numbers(tokens, channels), betas) if rewrites else None
+    mix = None if channels == 1 else numbers(*([taps] if taps > 1 else []), WIDTH, channels)
+    generators = [numbers(WIDTH, channels), numbers(channels) if from_state else None, numbers(WIDTH), numbers(1)]
+    reader = rewriting.Reader(mix, numbers(WIDTH), *(generators if generates else [None] * 4), 1e-5, from_state)
+    new_states, read = rewriting.sublayer(rewriting.Tape(erase, LENGTH), states, write, reader)
+    found = [x for x in (new_states, *read) if x is not None]
+    wanted = plain(states, write, reader, erase)
+    leaves = [x for x in (states, *(write or ()), *reader[:6]) if x is not None]
+    incoming = [torch.randn_like(x) for x in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+    ours, theirs = (torch.autograd.grad(out, leaves, incoming) for out in (found, wanted))
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, atol=1e-4 * (1 + other.abs().max().item()))
+
+
+def test_states_that_were_not_kept_are_made_again():
+    torch.manual_seed(0)
+    tape = rewriting.Tape(erase=True, row_length=LENGTH, every=3)
+    state = torch.randn(ROWS * LENGTH, WIDTH, 4, device=DEVICE)
+    states = []
+    for _ in range(8):
+        write = rewriting.Write(
+            torch.randn(ROWS * LENGTH, WIDTH, device=DEVICE),
+            torch.randn(ROWS * LENGTH, 4, device=DEVICE),
+            torch.rand(ROWS * LENGTH, device=DEVICE),
+        )
+        tape.add(state, write)
+        states.append(state)
+        state = rewriting._run_forward(state, write, None, True, LENGTH)[0]
+    assert sorted(tape.kept) == [0, 3, 6]
+    for number in reversed(range(8)):
+        assert torch.equal(tape.take(number), states[number])
+    assert not tape.kept
+    with pytest.raises(RuntimeError, match="another forward pass"):
+        tape.take(0)
+
+
+MODELS = {
+    "scalar": {"value_channels": 1},
+    "channel": {},
+    "channel, two channels, repeated": {"value_channels": 2, "expand_input": False},
+    "token": {"compressor": "token"},
+    "paper": {"reading": "paper"},
+    "write only": {"residual": "write_only"},
+}
+
+
+@pytest.fixture
+def kernels_forced(monkeypatch):
+    for module in (pnn.nn.delta_stream, pnn.models.ddl, pnn.objectives):
+        monkeypatch.setattr(module, "for_kernels", lambda x: True)
+
+
+def decoder(**changes):
+    torch.manual_seed(0)
+    size = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "max_position_embeddings": 9}
+    model = pnn.DDLForCausalLM(pnn.DDLConfig(**size, **changes)).train()
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    return model
+
+
+def loss_and_gradients(model):
+    model.zero_grad()
+    ids = torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(1))
+    loss = model(input_ids=ids, labels=ids, output_logits=False).loss
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ON_GPU, reason="tests/gpu compares whole models on a GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_decoder_with_kernels_is_the_plain_decoder(name, request):
+    model = decoder(**MODELS[name])
+    loss, plain_gradients = loss_and_gradients(model)
+    request.getfixturevalue("kernels_forced")
+    calls = []
+    run = pnn.nn.delta_stream.run
+    request.getfixturevalue("monkeypatch").setattr(pnn.nn.delta_stream, "run", lambda *a: calls.append(1) or run(*a))
+    fast_loss, fast = loss_and_gradients(model)
+    assert calls == [1]
+    assert fast_loss == pytest.approx(loss, abs=1e-5)
+    for key, wanted in plain_gradients.items():
+        assert torch.allclose(fast[key], wanted, atol=2e-5 * (1 + wanted.abs().max().item())), key
+
+
+@pytest.mark.skipif(ON_GPU, reason="tests/gpu compares whole models on a GPU")
+@pytest.mark.parametrize("part", ["attention_residual", "mlp_residual.gate", "compress", "attention_norm", ""])
+def test_what_somebody_watches_is_not_bypassed(part, kernels_forced):
+    model = decoder()
+    calls = []
+    handle = model.model.blocks[1].get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
+    watched, _ = loss_and_gradients(model)
+    handle.remove()
+    assert calls
+    assert loss_and_gradients(model)[0] == pytest.approx(watched, abs=1e-5)
