@@ -58,7 +58,7 @@ QUESTIONS = {
     "dimensionwise": (
         "Do dimensions have roles?",
         "Full bars count only changes beyond two standard errors, pale ones any change, as published. Roles that mean "
-        "something come out the same on two halves of the text.",
+        "something are not nearly all the same, and come out the same on two halves of the text.",
     ),
     "difficulty": (
         "Are hard tokens moved further?",
