@@ -19,6 +19,8 @@ from pnn.figures.numbers import estimate
 from pnn.report.analysis import QUESTIONS
 from pnn.report.page import write_report
 
+ASKED = [question for name, (question, _) in QUESTIONS.items() if name != "rewrites"]  # which are asked of decoders only
+
 
 @pytest.fixture(scope="module")
 def once_analysed(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -89,12 +91,12 @@ def findings(run: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_every_analysis_and_experiment_is_a_question() -> None:
-    assert set(QUESTIONS) == {*ANALYSES, *EXPERIMENTS}
+    assert set(QUESTIONS) == {*ANALYSES, *EXPERIMENTS, "rewrites"}
 
 
 def test_each_question_has_its_picture_and_answer(run: Path) -> None:
     tags, text = page_of(run)
-    assert tags("h3") == [question for question, _ in QUESTIONS.values()]
+    assert tags("h3") == ASKED
     pictures = {path.stem: path for path in (run / "figures").iterdir()}
     own = {*ANALYSES, *(experiment.figure for experiment in EXPERIMENTS.values())}
     assert own <= set(pictures)
@@ -154,7 +156,15 @@ def test_what_was_not_done_says_why(run: Path) -> None:
     tags, text = page_of(run)
     assert "gate_specificitynot done: the model has no gates" in text
     assert QUESTIONS["gate_specificity"][0] not in tags("h3")
-    assert len(tags("h3")) == len(QUESTIONS) - 1
+    assert len(tags("h3")) == len(ASKED) - 1
+
+
+def test_a_finding_that_could_not_be_made_says_why(run: Path) -> None:
+    found = {"hypothesis": "gates close", "not_done": "there is one step"}
+    change(run / "analysis" / "gates.json", lambda result: result.update(findings={"one": found}))
+    tags, text = page_of(run)
+    assert "gatesgates close: not done, there is one step" in text
+    assert "Not done: gates close. Because there is one step." in tags("p")
 
 
 def test_parts_stand_alone(run: Path) -> None:
@@ -171,7 +181,7 @@ def test_a_run_without_analyses_has_no_such_part(run: Path) -> None:
     tags, text = page_of(run)
     assert "What happens inside" not in text
     assert tags("h3") == []
-    assert len(tags("img")) == len(with_analyses("img")) - len(QUESTIONS)
+    assert len(tags("img")) == len(with_analyses("img")) - len(ASKED)
     assert tags("h2") == [heading for heading in with_analyses("h2") if "inside" not in heading]
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from pnn.data.masking import hash_of
 from pnn.models.base import MaskedLMBase
+from pnn.models.ddl import DDLForCausalLM
 
 SEED = 0
+Model = TypeVar("Model", MaskedLMBase, DDLForCausalLM)
 
 
-def untrained(model: MaskedLMBase) -> MaskedLMBase:
+def untrained(model: Model) -> Model:
     """The same architecture with weights drawn anew, on the same device. Zero init is left out: a model that does not move at
     all would be no control for what moving looks like."""
     config = copy.deepcopy(model.config)

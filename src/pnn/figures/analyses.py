@@ -10,9 +10,11 @@ from pnn.figures.convergence import convergence
 from pnn.figures.gates import gates
 from pnn.figures.optimisation import optimisation
 from pnn.figures.results import Json
+from pnn.figures.rewrites import rewrites
 
 ANALYSIS_FIGURES: dict[str, Callable[[Json], Figure]] = {
     "convergence": convergence,
     "gates": gates,
     "optimisation": optimisation,
+    "rewrites": rewrites,
 }

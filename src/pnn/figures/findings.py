@@ -50,6 +50,8 @@ def compared(found: Json) -> list[tuple[str, str, Json]]:
 
 
 def verdict_line(found: Json) -> str:
+    if "not_done" in found:
+        return f"Not done: {found['hypothesis']}. Because {found['not_done']}."
     beside = "".join(f"; {role} {estimate(value)}" for role, _, value in compared(found))
     return f"{found['verdict'].capitalize()}: {found['hypothesis']}. Effect {estimate(found['effect'])}{beside}."
 

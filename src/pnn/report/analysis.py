@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pnn.analysis.evidence import EXPERIMENTS
 from pnn.figures.analyses import ANALYSIS_FIGURES
 from pnn.figures.evidence import EVIDENCE_FIGURES
-from pnn.figures.findings import compared, reason
+from pnn.figures.findings import compared, reason, verdict_line
 from pnn.figures.numbers import INTERVAL, count, estimate
 from pnn.figures.results import Json
 from pnn.report.loading import Run
@@ -39,6 +39,12 @@ QUESTIONS = {
         "Is refinement learned optimisation?",
         "If so, the loss falls at every step, goes on falling on the grey ground, where the model takes more steps than it was "
         "trained for, and updates have a positive cosine with the downhill direction, above that for shuffled labels.",
+    ),
+    "rewrites": (
+        "Does the state get rewritten, and does it have to be?",
+        "From top to bottom: where the gates β of every sublayer are, and for which tokens; how far the read-out is from its "
+        "target before and after a rewrite; what it costs to hold gates shut, to write without erasing, or to fix β; and "
+        "whether sublayers write along the same directions, at one token and, as a control, at two.",
     ),
     "meg": (
         "Does refinement settle?",
@@ -143,6 +149,9 @@ def verdicts_table(run: Run) -> Html:
             rows.append([name, f"not done: {result['not_done']}", "", "", ""])
             continue
         for found in _findings(name, result):
+            if "not_done" in found:
+                rows.append([name, f"{found['hypothesis']}: not done, {found['not_done']}", "", "", ""])
+                continue
             control = join(_stacked(v, what if role == "control" else f"{role}: {what}") for role, what, v in compared(found))
             verdict = cell(tag("span", found["verdict"], class_=f"verdict {_class(found)}"))
             rows.append([name, found["hypothesis"], _stacked(found["effect"]), control, verdict])
@@ -173,6 +182,8 @@ def _part(name: str, result: Json, draw: Draw) -> Html:
 
 def _answer(found: Json) -> str:
     """The verdict, what it is about, and the numbers that it follows from."""
+    if "not_done" in found:
+        return verdict_line(found)
     words = f"{found['verdict'].capitalize()}: {found['hypothesis']}. "
     words += f"Measured: {found['measure']}; effect {estimate(found['effect'])}"
     words += "".join(f", {role} ({what}) {estimate(value)}" for role, what, value in compared(found))
