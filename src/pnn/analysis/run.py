@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from pnn import runs
 from pnn.analysis.convergence import analyse_convergence
@@ -19,16 +22,18 @@ from pnn.analysis.evidence import EXPERIMENTS, chosen, perform, why_not
 from pnn.analysis.evidence.subject import Subject
 from pnn.analysis.gates import analyse_gates
 from pnn.analysis.optimisation import analyse_optimisation
+from pnn.analysis.rewrites import analyse_rewrites
 from pnn.analysis.trace import Text
 from pnn.config import DataConfig, EvaluationConfig
 from pnn.data.batches import special_tokens
 from pnn.data.corpora import open_source
-from pnn.data.shards import Progress, prepare, prepare_source
+from pnn.data.shards import Progress, TokenSet, prepare, prepare_source
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
-from pnn.evaluation.reading import LoadedRun, load_run
+from pnn.evaluation.reading import Loaded, LoadedRun, load_decoder, load_run
 from pnn.files import write_json
 from pnn.models.base import MaskedLMBase
+from pnn.models.ddl import DDLForCausalLM
 from pnn.runs import read_json
 
 ANALYSES: dict[str, Callable[[MaskedLMBase, Text], dict[str, Any]]] = {
@@ -36,11 +41,26 @@ ANALYSES: dict[str, Callable[[MaskedLMBase, Text], dict[str, Any]]] = {
     "gates": analyse_gates,
     "optimisation": analyse_optimisation,
 }
+DECODER_ANALYSES: dict[str, Callable[[DDLForCausalLM, Tensor, Any, int], dict[str, Any]]] = {"rewrites": analyse_rewrites}
 SEQUENCES = 2188  # at most, unless asked otherwise: all of WikiText-103 valid
+ROWS = 200  # of a decoder's text, much longer each
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The text that a run is analysed on: which sequences of which tokens, and in what batches."""
+
+    tokens: TokenSet
+    sequences: NDArray[np.int64]
+    batch_tokens: int
+    data: DataConfig
+    mask_seed: int
 
 
 @dataclass(frozen=True)
 class Opened:
+    """A masked model and its text."""
+
     loaded: LoadedRun
     text: Text
     folder: Path | None  # where results are kept
@@ -48,14 +68,38 @@ class Opened:
     @property
     def about(self) -> dict[str, Any]:
         """What stands at the head of every result."""
-        return {
-            "checkpoint": Path(self.loaded.checkpoint).name,
-            "model_type": self.loaded.model.config.model_type,
-            "source": self.text.tokens.manifest["name"],
-            "sequences": len(self.text),
-            "mask_probability": self.text.mask_probability,
-            "mask_seed": self.text.mask_seed,
-        }
+        masks = {"mask_probability": self.text.mask_probability, "mask_seed": self.text.mask_seed}
+        return _about(self.loaded, self.text.tokens, len(self.text)) | masks
+
+    def analyse(self, name: str) -> dict[str, Any]:
+        return ANALYSES[name](self.loaded.model, self.text)
+
+
+@dataclass(frozen=True)
+class OpenedDecoder:
+    """A decoder and rows of its text."""
+
+    loaded: Loaded[Any]
+    tokens: TokenSet
+    rows: Tensor
+    batch_rows: int
+    folder: Path | None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return _about(self.loaded, self.tokens, len(self.rows))
+
+    def analyse(self, name: str) -> dict[str, Any]:
+        return DECODER_ANALYSES[name](self.loaded.model, self.rows, self.loaded.tokenizer, self.batch_rows)
+
+
+def _about(loaded: Loaded[Any], tokens: TokenSet, sequences: int) -> dict[str, Any]:
+    return {
+        "checkpoint": Path(loaded.checkpoint).name,
+        "model_type": loaded.model.config.model_type,
+        "source": tokens.manifest["name"],
+        "sequences": sequences,
+    }
 
 
 def open_run(
@@ -69,36 +113,67 @@ def open_run(
     device: str | None = None,
 ) -> Opened:
     loaded = load_run(run, device=device)
+    held_out, folder = _held_out(run, loaded, data, sequences or SEQUENCES, batch_tokens, progress)
+    text = Text(
+        held_out.tokens,
+        held_out.sequences,
+        special_tokens(loaded.tokenizer),
+        held_out.data.mask_probability,
+        held_out.mask_seed,
+        held_out.batch_tokens,
+    )
+    return Opened(loaded, text, out or folder)
+
+
+def open_decoder(
+    run: str | Path,
+    *,
+    progress: Progress,
+    data: str | None = None,
+    sequences: int | None = None,
+    batch_tokens: int | None = None,
+    out: Path | None = None,
+    device: str | None = None,
+) -> OpenedDecoder:
+    loaded = load_decoder(run, device=device)
+    if not isinstance(loaded.model, DDLForCausalLM):
+        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is not one of our decoders: it rewrites nothing")
+    held_out, folder = _held_out(run, loaded, data, sequences or ROWS, batch_tokens, progress)
+    ids = torch.from_numpy(held_out.tokens.take(held_out.sequences)).view(len(held_out.sequences), -1)
+    return OpenedDecoder(loaded, held_out.tokens, ids, max(1, held_out.batch_tokens // ids.shape[1]), out or folder)
+
+
+def _held_out(
+    run: str | Path, loaded: Loaded[Any], data: str | None, sequences: int, batch_tokens: int | None, progress: Progress
+) -> tuple[HeldOut, Path | None]:
+    """RUN's held-out text, or `data`; and the run folder, if results belong there."""
     folder = runs.run_of(loaded.checkpoint) if isinstance(loaded.checkpoint, Path) else None
     config = runs.read_config(folder) if folder is not None else None
     settings = config.evaluation if config is not None else EvaluationConfig()
-    treatment = config.data if config is not None else DataConfig(max_length=loaded.model.config.max_position_embeddings)
+    if config is not None:
+        treatment = config.data
+    else:
+        layout = "lines" if isinstance(loaded.model, MaskedLMBase) else "rows"
+        treatment = DataConfig(max_length=loaded.model.config.max_position_embeddings, layout=layout)
     if data is not None:
         tokens = prepare_source(open_source(data, treatment, "validation"), loaded.tokenizer, treatment, progress)
-        held_out = np.arange(len(tokens))
+        chosen = np.arange(len(tokens))
     elif config is not None:
         prepared = prepare(treatment, progress)
         if fingerprint(prepared.tokenizer) != fingerprint(loaded.tokenizer):
             raise UserError(f"{loaded.checkpoint}: its tokenizer is not the one that the run's config names: they do not match")
-        tokens, held_out = prepared.validation, prepared.validation_sequences
+        tokens, chosen = prepared.validation, prepared.validation_sequences
     else:
         raise UserError(f"{run} is a checkpoint without a run folder: say what to analyse it on with --data")
-    text = Text(
-        tokens,
-        held_out[: SEQUENCES if sequences is None else sequences],
-        special_tokens(loaded.tokenizer),
-        treatment.mask_probability,
-        settings.mask_seed,
-        batch_tokens or settings.batch_tokens,
-    )
-    if len(text) < 2:
+    if len(chosen[:sequences]) < 2:
         raise UserError("too little text to analyse: intervals need two sequences or more")
     keeps = folder is not None and Path(run).resolve() == folder and data is None
-    return Opened(loaded, text, out or (folder if keeps else None))
+    held_out = HeldOut(tokens, chosen[:sequences], batch_tokens or settings.batch_tokens, treatment, settings.mask_seed)
+    return held_out, folder if keeps else None
 
 
-def analyse(opened: Opened, name: str) -> dict[str, Any]:
-    result = {**opened.about, **ANALYSES[name](opened.loaded.model, opened.text)}
+def analyse(opened: Opened | OpenedDecoder, name: str) -> dict[str, Any]:
+    result = {**opened.about, **opened.analyse(name)}
     if opened.folder is not None:
         (opened.folder / "analysis").mkdir(parents=True, exist_ok=True)
         write_json(opened.folder / "analysis" / f"{name}.json", result)

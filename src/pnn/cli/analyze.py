@@ -10,7 +10,7 @@ from pnn.cli import app
 
 Run = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
 Data = Annotated[str | None, typer.Option(help="Text to use instead of the run's own held-out text.")]
-Sequences = Annotated[int | None, typer.Option(help="At most so many sequences (default 2,188).", min=2)]
+Sequences = Annotated[int | None, typer.Option(help="At most so many sequences (default 2,188; of a decoder 200 rows).", min=2)]
 BatchTokens = Annotated[int | None, typer.Option(help="Tokens of a batch; fewer need less memory.", min=1)]
 Out = Annotated[Path | None, typer.Option(help="Folder for results, if not the run's own.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -18,7 +18,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 @app.command()
 def analyze(
-    name: Annotated[str, typer.Argument(help="convergence, gates or optimisation.", metavar="ANALYSIS")],
+    name: Annotated[str, typer.Argument(help="convergence, gates, optimisation, or rewrites of a decoder.", metavar="ANALYSIS")],
     run: Run,
     data: Data = None,
     sequences: Sequences = None,
@@ -39,9 +39,14 @@ def analyze(
     Is it learned optimisation: does the loss fall along the path, do updates follow gradients, do more steps help?
 
     Example: pnn analyze optimisation runs/quickstart/pnn
+
+    Does a Deep Delta decoder rewrite its state, and does it need to?
+
+    Example: pnn analyze rewrites runs/ddl_tiny
     """
-    from pnn.analysis.run import ANALYSES, analyse, open_run
+    from pnn.analysis.run import ANALYSES, DECODER_ANALYSES, analyse, open_decoder, open_run
     from pnn.cli.findings import print_findings
+    from pnn.config import EvaluationConfig
     from pnn.errors import UserError, did_you_mean
     from pnn.evaluation.reading import smaller_batches
     from pnn.figures.analyses import ANALYSIS_FIGURES
@@ -49,10 +54,11 @@ def analyze(
     from pnn.memory import out_of_memory_says
     from pnn.progress import track
 
-    if name not in ANALYSES:
-        raise UserError(f"analyze {name}: no such analysis{did_you_mean(name, ANALYSES)}")
-    opened = open_run(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
-    with out_of_memory_says(lambda: smaller_batches(f"analyze {name}", run, opened.text.batch_tokens)):
+    if name not in ANALYSES and name not in DECODER_ANALYSES:
+        raise UserError(f"analyze {name}: no such analysis{did_you_mean(name, [*ANALYSES, *DECODER_ANALYSES])}")
+    opening = open_run if name in ANALYSES else open_decoder
+    opened = opening(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
+    with out_of_memory_says(lambda: smaller_batches(f"analyze {name}", run, batch_tokens or EvaluationConfig().batch_tokens)):
         result = analyse(opened, name)
     if opened.folder is not None:
         picture = save(png(ANALYSIS_FIGURES[name](result)), opened.folder / "figures" / f"{name}.png")
