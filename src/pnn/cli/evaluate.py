@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pnn.cli import app
-from pnn.cli.tables import print_evaluation
+from pnn.cli.tables import print_evaluation, print_tasks
 from pnn.config import EvaluationSet
+from pnn.errors import UserError
 
 
 @app.command()
@@ -18,13 +20,30 @@ def evaluate(
     num_steps: Annotated[int | None, typer.Option(help="Refinement steps, if not as trained.")] = None,
     stride: Annotated[int | None, typer.Option(help="Of a decoder: tokens scored a window; fewer see more context.")] = None,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch; fewer need less memory.", min=1)] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Of a decoder: accuracy on these tasks of lm-eval instead; all, or names with commas.")
+    ] = None,
+    shots: Annotated[
+        str | None, typer.Option(help="Examples in a task's prompt, several numbers with commas (default 0,1).")
+    ] = None,
+    task_files: Annotated[Path | None, typer.Option(help="Folder with the tasks' documents, if not from the hub.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many documents of each task.", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Accuracy and loss after every refinement step, on masks that are the same for every model; of a decoder, loss and
     perplexity.
 
     Example: pnn evaluate runs/quickstart/pnn
+
+    Example: pnn evaluate runs/ddl_small --tasks arc_easy,piqa --shots 0,1
     """
+    if tasks is not None:
+        if data or num_steps is not None:
+            raise UserError("--tasks: leave out --data and --num-steps, which are for text")
+        _on_tasks(run, tasks, shots or "0,1", task_files, limit, batch_tokens, as_json)
+        return
+    if shots is not None or task_files is not None or limit is not None:
+        raise UserError("--shots, --task-files and --limit belong to --tasks: say which, or --tasks all")
     from pnn.evaluation.run import evaluate_run
     from pnn.progress import track
 
@@ -34,3 +53,17 @@ def evaluate(
         print(json.dumps(result, indent=2))
     else:
         print_evaluation({run: result})
+
+
+def _on_tasks(
+    run: str, tasks: str, shots: str, files: Path | None, limit: int | None, batch_tokens: int | None, as_json: bool
+) -> None:
+    from pnn.evaluation.harness import evaluate_run_on_tasks, parse_shots, parse_tasks
+
+    result = evaluate_run_on_tasks(
+        run, tasks=parse_tasks(tasks), shots=parse_shots(shots), local=files, limit=limit, batch_tokens=batch_tokens
+    )
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_tasks(result)

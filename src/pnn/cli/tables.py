@@ -78,6 +78,29 @@ def print_perplexity(results: dict[str, dict[str, Any]]) -> None:
     Console().print(table)
 
 
+def print_tasks(result: dict[str, Any]) -> None:
+    """A row a task, a column a number of examples: accuracy and its standard error in per cent. Below, how it was measured."""
+    by_shots = list(result["shots"].values())
+    table = Table(title="accuracy ± standard error, per cent", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("task", no_wrap=True)
+    table.add_column("metric")
+    table.add_column("documents", justify="right")
+    for one in by_shots:
+        table.add_column(f"{one['shots']}-shot", justify="right")
+
+    def cell(row: dict[str, Any]) -> str:
+        error = row["standard_error"]
+        return percent(row["accuracy"]) + ("" if error is None else f" ± {percent(error)}")
+
+    for name, row in by_shots[0]["tasks"].items():
+        table.add_row(name, row["metric"], f"{row['documents']:,}", *(cell(one["tasks"][name]) for one in by_shots))
+    table.add_section()
+    table.add_row("average", "", "", *(cell(one["average"]) for one in by_shots))
+    Console().print(table)
+    for one in by_shots:
+        print(one["protocol"])
+
+
 def print_comparison(result: dict[str, Any]) -> None:
     """A row a run, with its difference to the first; below, the same in words, and what to keep in mind."""
     title = Text(f"{result['sequences']:,} sequences of {result['source']}; accuracy in per cent", style="table.title")

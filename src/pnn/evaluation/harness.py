@@ -1,0 +1,282 @@
+"""Decoders on the eight multiple-choice tasks of the Deep Delta Learning paper, through lm-eval.
+
+    answer = argmax over choices of log p(choice | prompt)                          acc
+             argmax over choices of log p(choice | prompt) / bytes of the choice    acc_norm
+
+Prompts, scoring and batches are lm-eval's, by its own task definitions and its `HFLM`; we hand it the model and say where
+documents come from (`task_files`). The paper does not say which of the two it reports: tables show acc_norm, and acc for Social
+IQA and WinoGrande, where lm-eval has no other; results hold both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from pnn import runs
+from pnn.errors import UserError
+from pnn.evaluation.reading import smaller_batches
+from pnn.evaluation.task_files import TASKS, check_names, read_documents, write_tasks
+from pnn.files import write_json
+from pnn.memory import out_of_memory_says
+from pnn.progress import console, say
+
+SEQUENCES_ON_CPU, SEQUENCES_ON_GPU = 8, 64  # of a batch; lm-eval sorts by length
+LONGEST = 2048  # where a model does not say how much it can take; lm-eval's own choice
+
+
+def parse_tasks(names: str) -> list[str]:
+    """`all`, or names with commas between them."""
+    chosen = list(TASKS) if names.strip() == "all" else [name.strip() for name in names.split(",")]
+    check_names(chosen)
+    return list(dict.fromkeys(chosen))
+
+
+def parse_shots(shots: str) -> list[int]:
+    numbers = [number.strip() for number in shots.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise UserError(f"--shots {shots}: numbers of examples are needed, with commas between them, such as 0,1")
+    return list(dict.fromkeys(map(int, numbers)))
+
+
+def load_causal(checkpoint: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal language model and its tokenizer from a checkpoint folder or hub name. Reads safetensors only, runs no code that
+    comes with them, and every weight must be there."""
+    if isinstance(checkpoint, Path):
+        runs.verify_checkpoint(checkpoint)
+    name = str(checkpoint)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        made = config.architectures or []
+        causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if causal is None or (made and causal.__name__ not in made):  # a BERT could be loaded as one, and would see the answers
+            kind = made[0] if made else config.model_type
+            raise UserError(f"{name}: a {kind} is no causal language model, and tasks need one that predicts the next token")
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{name}: cannot load a causal language model and its tokenizer ({reason})") from error
+    for kind in ("missing_keys", "mismatched_keys"):
+        if info.get(kind):
+            keys = sorted(map(str, info[kind]))
+            wrong = f"{len(keys)} {kind.replace('_', ' ')}, first {keys[0]}"
+            raise UserError(f"{name}: the weights are not those of the architecture in config.json ({wrong})")
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"{name}: the tokenizer has {len(tokenizer):,} entries, the model {config.vocab_size:,}: they do not match"
+        )
+    return model, tokenizer
+
+
+def evaluate_run_on_tasks(
+    run: str | Path,
+    *,
+    tasks: Sequence[str],
+    shots: Sequence[int],
+    local: Path | None = None,
+    limit: int | None = None,
+    batch_tokens: int | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """RUN's best checkpoint on `tasks`, with each number of examples in `shots`. A run folder keeps the result in its
+    evaluation.json, under `tasks`, beside what is there."""
+    _check_installed()
+    checkpoint = runs.find_checkpoint(run)
+    folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
+    held = folder / "evaluation.json" if folder is not None and Path(run).resolve() == folder else None
+    _read_held(held)  # what is wrong with it or with the task files shows before hours of work
+    if local is not None:
+        for name in tasks:
+            read_documents(local, name, max(shots))
+    model, tokenizer = load_causal(checkpoint)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    longest = _longest(model)
+    batch_size = _batch_size(device) if batch_tokens is None else max(1, batch_tokens // longest)
+    by_shots = {}
+    for number in shots:
+        say(f"{number}-shot: {', '.join(tasks)}")
+        with out_of_memory_says(lambda: smaller_batches("evaluate", run, batch_size * longest)):
+            by_shots[str(number)] = evaluate_tasks(
+                model, tokenizer, tasks, number, local=local, limit=limit, batch_size=batch_size, device=device
+            )
+    result = {
+        "checkpoint": Path(checkpoint).name,
+        "model_type": model.config.model_type,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "precision": _precision(model, device),
+        "shots": by_shots,
+    }
+    if held is not None:
+        write_json(held, _read_held(held) | {"tasks": result})
+    return result
+
+
+def evaluate_tasks(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[str],
+    num_fewshot: int,
+    *,
+    local: Path | None = None,
+    limit: int | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Accuracy with its standard error on each of `tasks`, after `num_fewshot` examples in the prompt, and the average.
+    Documents come from the hub or from the folder `local`; `limit` takes the first so many of each task."""
+    check_names(tasks)
+    _check_installed()
+    import lm_eval.tasks
+    from lm_eval.models.huggingface import HFLM
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    definitions = Path(lm_eval.tasks.__file__).parent
+    was_training, used_cache = model.training, getattr(model.config, "use_cache", None)
+    with tempfile.TemporaryDirectory() as scratch, _quiet():
+        if local is None:
+            folders = sorted({str((definitions / TASKS[name].definition).parent) for name in tasks})
+        else:
+            write_tasks(local, definitions, tasks, num_fewshot, Path(scratch))
+            folders = [scratch]
+        manager = lm_eval.tasks.TaskManager(include_path=folders, include_defaults=False)
+        try:
+            model.config.use_cache = False  # nothing is generated
+            lm = HFLM(
+                pretrained=model.to(device),
+                tokenizer=tokenizer,
+                backend="causal",
+                max_length=_longest(model),
+                batch_size=batch_size or _batch_size(device),
+                mixed_precision_dtype="bfloat16" if _has_bf16(device) else None,
+                softmax_dtype="float32",  # sums of log-probabilities need more than 16 bits
+            )
+            measured = lm_eval.simple_evaluate(
+                model=lm, tasks=list(tasks), num_fewshot=num_fewshot, limit=limit, task_manager=manager, log_samples=False
+            )
+        except OSError as error:
+            if local is not None:
+                raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise UserError(f"cannot get the tasks' documents from the hub ({reason}): give them with --task-files") from error
+        finally:
+            model.config.use_cache = used_cache
+            model.train(was_training)
+    rows = {name: _row(name, num_fewshot, measured) for name in tasks}
+    return {
+        "shots": num_fewshot,
+        "protocol": _protocol(lm_eval.__version__, num_fewshot, local, limit),
+        "limit": limit,
+        "tasks": rows,
+        "average": _average(rows),
+    }
+
+
+def _longest(model: PreTrainedModel) -> int:
+    return getattr(model.config, "max_position_embeddings", None) or LONGEST
+
+
+def _row(name: str, num_fewshot: int, measured: dict[str, Any]) -> dict[str, Any]:
+    scores = measured["results"][name]
+    found: dict[str, Any] = {}
+    for metric in ("acc", "acc_norm"):
+        if f"{metric},none" in scores:
+            error = scores[f"{metric}_stderr,none"]  # "N/A" for a single document
+            found[metric] = {
+                "accuracy": scores[f"{metric},none"],
+                "standard_error": error if isinstance(error, float) else None,
+            }
+    metric = TASKS[name].metric
+    count = measured["n-samples"][name]["effective"]
+    return {**found[metric], "metric": metric, "documents": count, "shots": num_fewshot, "by_metric": found}
+
+
+def _average(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Every task counts alike. The error is that of drawing other documents, independently for each task."""
+    errors = [row["standard_error"] for row in rows.values()]
+    known = [error for error in errors if error is not None]
+    return {
+        "accuracy": sum(row["accuracy"] for row in rows.values()) / len(rows),
+        "standard_error": math.hypot(*known) / len(rows) if len(known) == len(rows) else None,
+    }
+
+
+def _protocol(version: str, num_fewshot: int, local: Path | None, limit: int | None) -> str:
+    whence = "the hub" if local is None else f"files in {local}"
+    sentences = [f"lm-eval {version}, {num_fewshot}-shot; its own prompts and scoring; documents from {whence}."]
+    if num_fewshot and local is None:
+        sentences.append("Examples are drawn from the training split, as lm-eval does.")
+    elif num_fewshot:
+        sentences.append(
+            "There is no training split: examples are drawn from the documents that are evaluated, never the one that is asked."
+        )
+    if limit is not None:
+        sentences.append(f"Only the first {limit:,} documents of each task.")
+    sentences.append("`accuracy` is acc_norm where lm-eval has it, else acc.")
+    return " ".join(sentences)
+
+
+def _check_installed() -> None:
+    try:
+        import lm_eval  # noqa: F401  (an extra: imported only when tasks are asked for)
+    except ImportError as error:
+        if error.name != "lm_eval":
+            raise
+        raise UserError("tasks need lm-eval: pip install 'plastic-neural-networks[eval]'") from None
+
+
+def _read_held(path: Path | None) -> dict[str, Any]:
+    """What an evaluation.json holds, if there is one."""
+    held = runs.read_json(path) if path is not None and path.exists() else {}
+    if not isinstance(held, dict):
+        raise UserError(f"{path} is damaged: it holds no results")
+    return held
+
+
+def _batch_size(device: str) -> int:
+    return SEQUENCES_ON_CPU if device == "cpu" else SEQUENCES_ON_GPU
+
+
+def _precision(model: PreTrainedModel, device: str) -> str:
+    names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return "bf16" if _has_bf16(device) else names.get(model.dtype, str(model.dtype))
+
+
+def _has_bf16(device: str) -> bool:
+    return device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Bars on a terminal; elsewhere none. lm-eval's remarks on what it was given are for its own command line."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        if console.is_terminal:
+            yield
+        else:
+            with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
+                yield
+    finally:
+        logger.setLevel(before)
