@@ -188,7 +188,9 @@ def validate(config: RunConfig) -> RunConfig:
         if get(key) is not None and not get(key) > 0:
             raise UserError(f"{key}: must be above zero, got {get(key)}")
     if config.data.layout != reads:
-        raise UserError(f"data.layout: {config.data.layout}, but a model of type {config.model.get('type', 'pnn')} reads {reads}")
+        raise UserError(
+            f"data.layout: {config.data.layout}, but a model of type {config.model.get('type', 'pnn')} reads {reads}"
+        )
     if not 0 <= config.training.seed < 2**31:
         raise UserError(f"training.seed: must lie between 0 and 2147483647, got {config.training.seed}")
     if not 0 < config.data.mask_probability < 1:

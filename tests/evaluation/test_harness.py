@@ -18,7 +18,8 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 import pnn
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.evaluation import harness
-from pnn.evaluation.harness import evaluate_tasks, load_causal
+from pnn.evaluation.harness import evaluate_tasks
+from pnn.evaluation.reading import load_decoder
 from pnn.evaluation.task_files import TASKS, read_documents, write_tasks
 
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
@@ -253,7 +254,8 @@ def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, ddl, file
 
 
 def test_a_single_document_has_no_standard_error_and_the_model_comes_back_as_it_was(ddl, files):
-    model, tokenizer = load_causal(ddl)
+    loaded = load_decoder(ddl)
+    model, tokenizer = loaded.model, loaded.tokenizer
     model.train()
     result = evaluate_tasks(model, tokenizer, ["sciq"], 0, local=files, limit=1, device="cpu")
     assert result["tasks"]["sciq"]["standard_error"] is None
@@ -264,7 +266,8 @@ def test_a_single_document_has_no_standard_error_and_the_model_comes_back_as_it_
 
 def test_where_there_is_bf16_logits_are_computed_in_it_and_still_tell_answers_apart(ddl, files, monkeypatch):
     """On a CPU, which is told that it has it."""
-    model, tokenizer = load_causal(ddl)
+    loaded = load_decoder(ddl)
+    model, tokenizer = loaded.model, loaded.tokenizer
     exact = evaluate_tasks(model, tokenizer, list(TASKS), 0, local=files, device="cpu")
     kinds = set()
     model.head.register_forward_hook(lambda module, args, out: kinds.add(out.dtype))
@@ -340,7 +343,7 @@ def test_models_that_do_not_predict_the_next_token(pnn_command, files, tmp_path)
     for name, kind in (("pnn", "PNNForMaskedLM"), ("bert", "BertForMaskedLM")):
         of_synthetic_language(64).save_pretrained(tmp_path / name)
         line = fails(pnn_command, tmp_path / name, "--tasks", "piqa", "--task-files", files)
-        assert f"a {kind} is no causal language model" in line
+        assert f"a {kind} fills in masks, it does not continue a text" in line
 
 
 def test_checkpoints_that_cannot_be_trusted(pnn_command, ddl, files, tmp_path):

@@ -291,7 +291,13 @@ def test_hf_trainer_trains(tmp_path):
     model = build("channel").train()
     rows = [{"input_ids": row, "labels": row} for row in tokens(16, 10)]
     arguments = TrainingArguments(
-        str(tmp_path), max_steps=8, per_device_train_batch_size=4, report_to=[], learning_rate=1e-2, use_cpu=True, logging_steps=1
+        str(tmp_path),
+        max_steps=8,
+        per_device_train_batch_size=4,
+        report_to=[],
+        learning_rate=1e-2,
+        use_cpu=True,
+        logging_steps=1,
     )
     trainer = Trainer(model, arguments, train_dataset=rows)
     trainer.train()

@@ -61,7 +61,13 @@ def held_out(host: Trainer) -> list[HeldOut]:
     for _ in range(BATCHES):
         before = stream.tokens_taken
         batch = next(stream)
-        out.append(HeldOut(batch, batch.mask(special_tokens(host.prepared.tokenizer), data.mask_probability, 0), stream.tokens_taken - before))
+        out.append(
+            HeldOut(
+                batch,
+                batch.mask(special_tokens(host.prepared.tokenizer), data.mask_probability, 0),
+                stream.tokens_taken - before,
+            )
+        )
     return out
 
 

@@ -83,7 +83,10 @@ def text_of(trainer: Trainer) -> Text:
     data, seed = trainer.config.data, trainer.config.training.seed
     targets = tokens = 0
     for update in updates_ahead(trainer.stream, trainer.plan, 0, 1, SHARE_UPDATES):  # every process counts for itself
-        masked = [batch.mask(special_tokens(trainer.prepared.tokenizer), data.mask_probability, seed, data.masking) for batch in update.batches]
+        masked = [
+            batch.mask(special_tokens(trainer.prepared.tokenizer), data.mask_probability, seed, data.masking)
+            for batch in update.batches
+        ]
         targets += sum(int(count_targets(part.labels)) for part in masked)
         tokens += update.tokens
     return Text(float(lengths.mean()), float((lengths**2).sum() / lengths.sum()), targets / tokens)

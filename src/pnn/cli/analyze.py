@@ -18,7 +18,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 @app.command()
 def analyze(
-    name: Annotated[str, typer.Argument(help="convergence, gates, optimisation, or rewrites of a decoder.", metavar="ANALYSIS")],
+    name: Annotated[
+        str, typer.Argument(help="convergence, gates, optimisation, or rewrites of a decoder.", metavar="ANALYSIS")
+    ],
     run: Run,
     data: Data = None,
     sequences: Sequences = None,

@@ -27,9 +27,7 @@ def generate(
     from pnn.evaluation.reading import load_decoder
 
     loaded = load_decoder(run)
-    made = continue_texts(
-        loaded, prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed
-    )
+    made = continue_texts(loaded, prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
     for one in made:
         if as_json or not sys.stdout.isatty():
             print(json.dumps(one, ensure_ascii=False))

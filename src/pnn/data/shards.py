@@ -2,10 +2,10 @@
 
     prepared/<name>-<fingerprint>/  manifest.json  tokens-00000.bin …  lengths-00000.bin …  tokenizer/
 
-A sequence is one line of text, [CLS] tokens [SEP], cut at `max_length`; or, for decoders, one row of running text: documents end to
-end with an end-of-text token after each, cut into rows of exactly `max_length` tokens. The fingerprint covers the text, the filter, the
-tokenizer and the cut, so a folder is found again if nothing changed and never mistaken if something did. The folder
-appears only when it is whole.
+A sequence is one line of text, [CLS] tokens [SEP], cut at `max_length`; or, for decoders, one row of running text:
+documents end to end with an end-of-text token after each, cut into rows of exactly `max_length` tokens. The fingerprint
+covers the text, the filter, the tokenizer and the cut, so a folder is found again if nothing changed and never mistaken if
+something did. The folder appears only when it is whole.
 """
 
 from __future__ import annotations

@@ -94,7 +94,10 @@ def _special_tokens_in(backend: Tokenizer) -> dict[str, str]:
     gpt2 = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
     roberta = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
     return {
-        role: token for names in (gpt2, roberta, SPECIAL) for role, token in names.items() if backend.token_to_id(token) is not None
+        role: token
+        for names in (gpt2, roberta, SPECIAL)
+        for role, token in names.items()
+        if backend.token_to_id(token) is not None
     }
 
 

@@ -52,8 +52,8 @@ def evaluate_causal(
         with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
             h = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             for row, states, first in zip(ids, h, firsts, strict=True):  # one row's logits at a time
-                loss, correct = _score(model.get_output_embeddings()(states[first - 1 : -1]), row[first:])
-                losses.append(loss)
+                nats, correct = _score(model.get_output_embeddings()(states[first - 1 : -1]), row[first:])
+                losses.append(nats)
                 right.append(correct)
                 scored.append(context - first)
     model.train(was_training)

@@ -38,7 +38,7 @@ def continue_texts(
         padded = torch.tensor([[filler] * (longest - len(row)) + row for row in part], device=model.device)
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in part], device=model.device)
         with torch.autocast(model.device.type, loaded.precision, enabled=loaded.precision != torch.float32):
-            made: Any = model.generate(  # type: ignore[operator]
+            made: Any = model.generate(
                 padded,
                 attention_mask=mask,
                 max_new_tokens=max_new_tokens,
@@ -65,6 +65,6 @@ def _check(ids: list[list[int]], max_new_tokens: int, temperature: float, top_k:
             raise UserError(f"prompt {number} has {len(row):,} tokens, but the model takes {context:,}")
         if len(row) + max_new_tokens > context:
             raise UserError(
-                f"prompt {number} has {len(row):,} tokens and leaves room for {context - len(row):,} of the model's {context:,}, "
-                f"not for --max-new-tokens {max_new_tokens:,}"
+                f"prompt {number} has {len(row):,} tokens and leaves room for {context - len(row):,} of the model's "
+                f"{context:,}, not for --max-new-tokens {max_new_tokens:,}"
             )

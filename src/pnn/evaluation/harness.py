@@ -20,27 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pnn import runs
 from pnn.errors import UserError
-from pnn.evaluation.reading import smaller_batches
+from pnn.evaluation.reading import load_decoder, longest_input, smaller_batches
 from pnn.evaluation.task_files import TASKS, check_names, read_documents, write_tasks
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.progress import console, say
 
 SEQUENCES_ON_CPU, SEQUENCES_ON_GPU = 8, 64  # of a batch; lm-eval sorts by length
-LONGEST = 2048  # where a model does not say how much it can take; lm-eval's own choice
 
 
 def parse_tasks(names: str) -> list[str]:
@@ -55,38 +45,6 @@ def parse_shots(shots: str) -> list[int]:
     if not all(number.isdecimal() for number in numbers):
         raise UserError(f"--shots {shots}: numbers of examples are needed, with commas between them, such as 0,1")
     return list(dict.fromkeys(map(int, numbers)))
-
-
-def load_causal(checkpoint: Path | str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A causal language model and its tokenizer from a checkpoint folder or hub name. Reads safetensors only, runs no code that
-    comes with them, and every weight must be there."""
-    if isinstance(checkpoint, Path):
-        runs.verify_checkpoint(checkpoint)
-    name = str(checkpoint)
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        made = config.architectures or []
-        causal = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-        if causal is None or (made and causal.__name__ not in made):  # a BERT could be loaded as one, and would see the answers
-            kind = made[0] if made else config.model_type
-            raise UserError(f"{name}: a {kind} is no causal language model, and tasks need one that predicts the next token")
-        model, info = AutoModelForCausalLM.from_pretrained(
-            name, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{name}: cannot load a causal language model and its tokenizer ({reason})") from error
-    for kind in ("missing_keys", "mismatched_keys"):
-        if info.get(kind):
-            keys = sorted(map(str, info[kind]))
-            wrong = f"{len(keys)} {kind.replace('_', ' ')}, first {keys[0]}"
-            raise UserError(f"{name}: the weights are not those of the architecture in config.json ({wrong})")
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"{name}: the tokenizer has {len(tokenizer):,} entries, the model {config.vocab_size:,}: they do not match"
-        )
-    return model, tokenizer
 
 
 def evaluate_run_on_tasks(
@@ -109,9 +67,10 @@ def evaluate_run_on_tasks(
     if local is not None:
         for name in tasks:
             read_documents(local, name, max(shots))
-    model, tokenizer = load_causal(checkpoint)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    longest = _longest(model)
+    loaded = load_decoder(run, device=device)
+    model, tokenizer = loaded.model, loaded.tokenizer
+    device = model.device.type
+    longest = longest_input(model)
     batch_size = _batch_size(device) if batch_tokens is None else max(1, batch_tokens // longest)
     by_shots = {}
     for number in shots:
@@ -166,7 +125,7 @@ def evaluate_tasks(
                 pretrained=model.to(device),
                 tokenizer=tokenizer,
                 backend="causal",
-                max_length=_longest(model),
+                max_length=longest_input(model),
                 batch_size=batch_size or _batch_size(device),
                 mixed_precision_dtype="bfloat16" if _has_bf16(device) else None,
                 softmax_dtype="float32",  # sums of log-probabilities need more than 16 bits
@@ -190,10 +149,6 @@ def evaluate_tasks(
         "tasks": rows,
         "average": _average(rows),
     }
-
-
-def _longest(model: PreTrainedModel) -> int:
-    return getattr(model.config, "max_position_embeddings", None) or LONGEST
 
 
 def _row(name: str, num_fewshot: int, measured: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pnn.errors import UserError
 from pnn.models.base import MaskedLMBase
 from pnn.models.sections import load_model
 
-
+LONGEST = 2048  # where a model does not say how much it can take; lm-eval's own choice
 M = TypeVar("M", bound=PreTrainedModel)
 
 
@@ -72,7 +72,7 @@ def load_any(run: str | Path, *, device: str | None = None) -> Loaded[Any]:
     if isinstance(checkpoint, Path):
         runs.verify_checkpoint(checkpoint)
     model = load_model(checkpoint)
-    tokenizer = load_tokenizer(str(checkpoint), model.config.max_position_embeddings)
+    tokenizer = load_tokenizer(str(checkpoint), longest_input(model))
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
             f"{checkpoint}: the tokenizer has {len(tokenizer):,} entries, the model {model.config.vocab_size:,}: "
@@ -81,6 +81,10 @@ def load_any(run: str | Path, *, device: str | None = None) -> Loaded[Any]:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     use_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return Loaded(checkpoint, model.to(device), tokenizer, torch.bfloat16 if use_bf16 else torch.float32)
+
+
+def longest_input(model: PreTrainedModel) -> int:
+    return getattr(model.config, "max_position_embeddings", None) or LONGEST
 
 
 def smaller_batches(command: str, run: str | Path, tokens: int) -> str:

@@ -17,7 +17,7 @@ from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.reading import check_num_steps, load_any, smaller_batches
+from pnn.evaluation.reading import check_num_steps, load_any, longest_input, smaller_batches
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.base import MaskedLMBase
@@ -47,7 +47,7 @@ def evaluate_run(
     folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
     config = runs.read_config(folder) if folder is not None else None
     layout = "lines" if masked else "rows"
-    data = config.data if config is not None else DataConfig(max_length=model.config.max_position_embeddings, layout=layout)
+    data = config.data if config is not None else DataConfig(max_length=longest_input(model), layout=layout)
     settings = config.evaluation if config is not None else EvaluationConfig()
     batch = batch_tokens or settings.batch_tokens
 
@@ -87,5 +87,9 @@ def evaluate_run(
         tokens = prepare_source(open_source(chosen.source, treatment, "validation"), tokenizer, treatment, progress)
         result.setdefault("sets", {})[name] = measure(tokens, np.arange(len(tokens)))
     if folder is not None and Path(run).resolve() == folder and num_steps is None:
-        write_json(folder / "evaluation.json", result)
+        held = folder / "evaluation.json"
+        before = runs.read_json(held) if held.exists() else {}
+        if before.get("tasks", {}).get("checkpoint") == result["checkpoint"]:  # measured by another command: it still holds
+            result["tasks"] = before["tasks"]
+        write_json(held, result)
     return result

@@ -72,8 +72,8 @@ def _losses_and_gradients(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, row_weights: Tensor, dtype: torch.dtype, chunk: int,
-        fp8: bool = False,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, row_weights: Tensor, dtype: torch.dtype,
+        chunk: int, fp8: bool = False,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         rows, width = x.shape
         vocabulary = len(weight)

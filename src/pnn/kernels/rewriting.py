@@ -4,12 +4,13 @@
     read      x = Σ_sj w_sj ⊙ X⁺_j[t − s],   c = n ⊙ x / √(mean x² + ε)
               v⁺ = 4σ(W x + a) or W c,   β⁺ = 2σ(w·c + a')               what the next sublayer will write, and how much of it
 
-X is (tokens, width, channels), c·d numbers a token against the branch's d: moving it is the cost, so it is read once and written
-once. (The channels of a feature lie together here, because one thread then holds them all and sums over them by itself.) A program walks over neighbouring tokens with the weights in registers. In the backward pass it walks from the last to
-the first, makes X⁺ again, and adds up its share of the weights' gradients in registers; a sum over all shares finishes them.
+X is (tokens, width, channels), c·d numbers a token against the branch's d: moving it is the cost, so it is read once and
+written once. (The channels of a feature lie together, because one thread then holds them all and sums over them by itself.)
+A program walks over neighbouring tokens with the weights in registers. In the backward pass it walks from the last to the
+first, makes X⁺ again, and adds up its share of the weights' gradients in registers; a sum over all shares finishes them.
 
-Kept for the backward pass are b, v and β of every sublayer, and X at every few of them only: the states between are made again from
-those, which moves less than it saves (see `Tape`).
+Kept for the backward pass are b, v and β of every sublayer, and X at every few of them only: the states between are made
+again from those, which moves less than it saves (see `Tape`).
 """
 
 from __future__ import annotations
@@ -117,9 +118,7 @@ def _forward(
         exists = token < tokens
         real = (columns < width) & exists
         inside = real[:, None]
-        state = _rewritten_at(
-            states, branches, betas, values, token, tokens, channels, columns, width, count, rewrites, erase
-        )
+        state = _rewritten_at(states, branches, betas, values, token, tokens, channels, columns, width, count, rewrites, erase)
         if rewrites:
             tl.store(new_states + token * (count * width) + within, state.to(new_states.dtype.element_ty), mask=inside)
         if reads:
@@ -163,9 +162,8 @@ def _read_backward(
             grad += tl.sum(value_gradient[None, :] * to_value, 1)
     scaled = grad * scale
     grad_x = inverse * (scaled - unit * (tl.sum(scaled * unit, 0) / width))
-    if generates:
-        if from_state:
-            grad_x += tl.sum(value_gradient[None, :] * to_value, 1)
+    if generates and from_state:
+        grad_x += tl.sum(value_gradient[None, :] * to_value, 1)
     return grad_x, unit, grad
 
 
@@ -461,7 +459,7 @@ class _Sublayer(torch.autograd.Function):
     def forward(ctx: Any, tape: Tape, settings: tuple[float, bool], states: Tensor, *inputs: Tensor | None) -> Any:
         branch, values, betas, *weights = inputs
         write = None if branch is None else Write(branch, values, betas)  # type: ignore[arg-type]
-        reader = Reader(*weights, *settings)  # type: ignore[arg-type]
+        reader = Reader(*weights, *settings)  # type: ignore[arg-type,call-arg]
         if any(ctx.needs_input_grad):
             ctx.number = None if write is None else tape.add(states.detach(), write)
         new_states, compressed, read = _run_forward(states, write, reader, tape.erase, tape.row_length)
@@ -481,15 +479,14 @@ class _Sublayer(torch.autograd.Function):
             states = ctx.tape.take(ctx.number)
         write = None if branch is None else Write(branch, values, betas)
         reader = Reader(*weights, *ctx.settings)
-        tokens, width, channels = states.shape
         if grad_context is None:
-            grad_context = states.new_zeros(tokens, width)
+            grad_context = states.new_zeros(states.shape[:2])
         if new_betas is not None:
             grad_values = torch.zeros_like(new_values) if grad_values is None else grad_values.contiguous()
             grad_betas = torch.zeros_like(new_betas) if grad_betas is None else grad_betas.contiguous()
         found = _run_backward(
             states, write, reader, ctx.tape, compressed, new_values, new_betas,
-            grad_states, grad_context.contiguous(), grad_values, grad_betas,
+            None if grad_states is None else grad_states.contiguous(), grad_context.contiguous(), grad_values, grad_betas,
         )  # fmt: skip
         return None, None, *found
 
@@ -530,7 +527,7 @@ def _run_backward(
     _backward[(programs,)](
         states, *(or_none(*write) if write is not None else [none] * 3),
         *or_none(reader.mix, reader.norm, reader.value, reader.gate, compressed, new_values, new_betas),
-        *or_none(None if grad_new_states is None else grad_new_states.contiguous(), grad_context, grad_new_values, grad_new_betas),
+        *or_none(grad_new_states, grad_context, grad_new_values, grad_new_betas),
         grad_states, *or_none(*grad_write), *or_none(*parts),
         tokens, tape.row_length, reader.eps, each=each,
         width=width, block=triton.next_power_of_2(width), count=channels, taps=reader.taps,

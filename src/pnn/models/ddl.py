@@ -4,11 +4,11 @@
     x = compress(X),   c̄ = RMSNorm(x),   X⁺ = X + β k (vᵀ − kᵀX)   with k from F(c̄), v and β from x and c̄
     logits = head(RMSNorm(compress(Xᴸ)))
 
-`DDLConfig()` is the paper's bare "DDL" at its small size: four value channels, channel compressor, input expansion, generators as
-in the published code (`reading="code"`; `"paper"` follows the text, see `nn/delta_rule`). `residual` says how a branch's output
-enters the state: `"delta"` as above, `"write_only"` without the erasure, `"additive"` as everybody does; with
-`value_channels=1` the state is a vector and needs neither compressor nor expansion, so `residual="additive", value_channels=1` is the
-baseline. Attention and MLP are the same in all of them.
+`DDLConfig()` is the paper's bare "DDL" at its small size: four value channels, channel compressor, input expansion,
+generators as in the published code (`reading="code"`; `"paper"` follows the text, see `nn/delta_rule`). `residual` says how a
+branch's output enters the state: `"delta"` as above, `"write_only"` without the erasure, `"additive"` as everybody does. With
+`value_channels=1` the state is a vector and needs neither compressor nor expansion, so `residual="additive",
+value_channels=1` is the baseline. Attention and MLP are the same in all of them.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Histories:
         self.cache, self.keep = cache, keep
 
     def apply(self, module: nn.Module, x: Tensor, name: str) -> Tensor:
-        size = len(module.kernel) if isinstance(module, TokenCompressor | InputExpansion) else 1  # type: ignore[arg-type]
+        size = len(module.kernel) if isinstance(module, TokenCompressor | InputExpansion) else 1
         if size == 1:
             return module(x)
         if self.keep is not None:
@@ -290,11 +290,9 @@ class DDLModel(DDLPreTrainedModel):
         """Compile in place what runs again and again; blocks of one shape share one graph. Where kernels take what lies between
         branches, these are what is left to compile."""
         for block in self.blocks:
-            if with_kernels and self.config.residual != "additive":
-                block.attention.compile()
-                block.mlp.compile()
-            else:
-                block.compile()
+            branches = (block.attention, block.mlp)
+            for part in branches if with_kernels and self.config.residual != "additive" else (block,):
+                part.compile()  # type: ignore[union-attr]
 
     @can_return_tuple
     def forward(
@@ -308,8 +306,8 @@ class DDLModel(DDLPreTrainedModel):
         output_states: bool = False,
         output_gates: bool = False,
     ) -> DecoderOutput:
-        """`attention_mask` is (B, T), or (B, past + T) behind a cache: 1 at real tokens, 0 at padding, which lies on the left when
-        text is generated. Positions count real tokens."""
+        """`attention_mask` is (B, T), or (B, past + T) behind a cache: 1 at real tokens, 0 at padding, which lies on the left
+        when text is generated. Positions count real tokens."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         h = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
@@ -323,9 +321,7 @@ class DDLModel(DDLPreTrainedModel):
         if length == 0:
             raise ValueError("an empty prompt: give at least one token")
         if past + length > self.config.max_position_embeddings:
-            raise ValueError(
-                f"a sequence of {past + length} tokens, but the model takes {self.config.max_position_embeddings}"
-            )
+            raise ValueError(f"a sequence of {past + length} tokens, but the model takes {self.config.max_position_embeddings}")
         keep = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
         if position_ids is None:
             counted = None if keep is None else (keep.long().cumsum(-1) - 1).clamp(min=0)
@@ -342,8 +338,11 @@ class DDLModel(DDLPreTrainedModel):
             last = self._by_kernels(state, context)
             if last is not None:
                 return DecoderOutput(last)
-        states, gates = [state], []
-        watched = [_watch_gate(module, gates) for module in self.modules() if output_gates and isinstance(module, DeltaResidual)]
+        states: list[Tensor] = [state]
+        gates: list[Tensor] = []
+        watched = [
+            _watch_gate(module, gates) for module in self.modules() if output_gates and isinstance(module, DeltaResidual)
+        ]
         try:
             for block in self.blocks:
                 state = block(state, context, histories)
@@ -354,12 +353,11 @@ class DDLModel(DDLPreTrainedModel):
         last = self.norm(histories.apply(self.readout, state, "readout"))
         return DecoderOutput(last, cache, tuple(states) if output_states else None, tuple(gates) if output_gates else None)
 
-
     def _by_kernels(self, state: Tensor, context: Context) -> Tensor | None:
         """What the blocks and the last norm give, where kernels compute it; else None."""
         if self.config.residual == "additive" or not all(untouched(block) for block in self.blocks):
             return None
-        sublayers = [one for block in self.blocks for one in block.sublayers(context)]
+        sublayers = [one for block in self.blocks for one in block.sublayers(context)]  # type: ignore[operator]
         sublayers.append(Sublayer(self.readout, self.norm))
         return delta_stream.run(state, sublayers) if delta_stream.takes(state, sublayers) else None
 

@@ -62,8 +62,8 @@ class Write(NamedTuple):
 class DeltaResidual(nn.Module):
     """The branch gives the direction, the context the value and the gate.
 
-        k = F(c̄) / √(‖F(c̄)‖² + ε²),   β = 2σ(w_β c̄ + b_β)
-        published code:  v = 4σ(W_v x + b_v), from the raw compressed state          paper:  v = W_v c̄
+    k = F(c̄) / √(‖F(c̄)‖² + ε²),   β = 2σ(w_β c̄ + b_β)
+    published code:  v = 4σ(W_v x + b_v), from the raw compressed state          paper:  v = W_v c̄
     """
 
     def __init__(self, hidden_size: int, channels: int, reading: str, erase: bool):
@@ -187,4 +187,3 @@ class Repetition(nn.Module):
 
     def forward(self, embeddings: Tensor, history: Tensor | None = None) -> Tensor:
         return embeddings.unsqueeze(-2).expand(*embeddings.shape[:-1], self.channels, -1)
-

@@ -1,7 +1,7 @@
 """A decoder's state on its way through all sublayers, by kernels: what lies between two branches is one pass over the state.
 
-Computes what the blocks compute one by one (`nn/delta_rule`, `models/ddl`), for whole rows of text without cache and padding, in
-16 bit on a GPU.
+Computes what the blocks compute one by one (`nn/delta_rule`, `models/ddl`), for whole rows of text without cache and
+padding, in 16 bit on a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Sublayer(NamedTuple):
 
 
 def takes(state: Tensor, sublayers: Iterable[Sublayer]) -> bool:
-    """Whether kernels compute this: nothing in between is hooked or replaced, and of a shape that they know. state: (B, T, c, d)."""
+    """Whether kernels compute this: nothing in between is hooked or replaced, and it has a shape that they know. state:
+    (B, T, c, d)."""
     if not for_kernels(state):
         return False
     from pnn.kernels import rewriting
@@ -68,11 +69,9 @@ def _reader(one: Sublayer) -> rewriting.Reader:
 
     mix = None if isinstance(one.compress, Squeeze) else one.compress.weights().transpose(-1, -2)  # type: ignore[operator]
     assert isinstance(one.norm, RMSNorm)
-    generators: list[Tensor | None] = [None] * 4
-    from_state = False
-    if isinstance(one.residual, DeltaResidual):
-        value, gate = one.residual.value, one.residual.gate
-        generators = [value.weight.t(), value.bias, gate.weight[0], gate.bias]
-        from_state = one.residual.reading == "code"
-    return rewriting.Reader(mix, one.norm.weight, *generators, one.norm.eps, from_state)
-
+    weight, eps = one.norm.weight, one.norm.eps
+    if not isinstance(one.residual, DeltaResidual):
+        return rewriting.Reader(mix, weight, None, None, None, None, eps, from_state=False)
+    value, gate = one.residual.value, one.residual.gate
+    from_state = one.residual.reading == "code"
+    return rewriting.Reader(mix, weight, value.weight.t(), value.bias, gate.weight[0], gate.bias, eps, from_state)
