@@ -22,7 +22,7 @@ from pnn.config import (
     with_overrides,
 )
 from pnn.errors import UserError, did_you_mean
-from pnn.models import BertBaselineConfig, PNNConfig
+from pnn.models import BertBaselineConfig, DDLConfig, PNNConfig
 from pnn.models.sections import model_config
 
 NAMES = (
@@ -64,7 +64,7 @@ def test_a_shipped_config_loads_and_its_model_section_builds(name):
     config = load_config(name)
     assert config.name == name
     built = model_config(config.model)
-    assert isinstance(built, BertBaselineConfig if config.model["type"] == "bert" else PNNConfig)
+    assert isinstance(built, {"bert": BertBaselineConfig, "pnn": PNNConfig, "ddl": DDLConfig}[config.model["type"]])
     for key, value in config.model.items():
         if key != "type" and value is not None:
             assert getattr(built, key) == value
@@ -255,3 +255,39 @@ def test_suggestions_name_the_closest_or_list_what_there_is():
     assert did_you_mean("wikitext103", ["c4", "wikitext-103"]) == ' (did you mean "wikitext-103"?)'
     assert did_you_mean("qqq", ["b", "a"]) == " (known: a, b)"
     assert re.fullmatch(r" \(known: \)", did_you_mean("x", []))
+
+
+# One file that extends another -----------------------------------------------------------------------------------------
+
+
+def test_a_config_holds_only_what_differs_from_the_one_it_extends(tmp_path):
+    (tmp_path / "base.yaml").write_text("name: base\nmodel: {type: pnn, num_steps: 3}\ntraining: {seed: 5, epochs: 2}\n")
+    (tmp_path / "middle.yaml").write_text("extends: base.yaml\ntraining: {epochs: 4}\n")
+    (tmp_path / "top.yaml").write_text("extends: middle.yaml\nmodel: {num_steps: 6}\n")
+    config = load_config(str(tmp_path / "top.yaml"), ["training.log_every=7"])
+    assert config.name == "top"
+    assert config.model == {"type": "pnn", "num_steps": 6}
+    assert (config.training.seed, config.training.epochs, config.training.log_every) == (5, 4.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("extends: nobody\n", 'no config "nobody"'),
+        ("extends: [a, b]\n", "extends: expected text"),
+        ("extends: self.yaml\n", "it extends itself"),
+    ],
+)
+def test_extending_what_cannot_be_extended_is_a_clear_error(tmp_path, text, message):
+    (tmp_path / "self.yaml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_config(str(tmp_path / "self.yaml"))
+
+
+def test_the_layout_follows_from_the_model_and_must_fit_it():
+    assert load_config("ddl_small").data.layout == "rows"
+    assert load_config("pnn_wikitext103").data.layout == "lines"
+    with pytest.raises(UserError, match="a model of type ddl reads rows"):
+        load_config("ddl_small", ["data.layout=lines"])
+    with pytest.raises(UserError, match="a model of type pnn reads lines"):
+        load_config("pnn_wikitext103", ["data.layout=rows"])

@@ -9,8 +9,18 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from pnn.config import DataConfig
 from pnn.data import synthetic
-from pnn.data.tokenizers import SPECIAL, fingerprint, from_vocabulary, load_tokenizer, of_synthetic_language, trained_on
+from pnn.data.shards import prepare
+from pnn.data.tokenizers import (
+    SPECIAL,
+    check_masks,
+    fingerprint,
+    from_vocabulary,
+    load_tokenizer,
+    of_synthetic_language,
+    trained_on,
+)
 from pnn.errors import UserError
 
 VOCAB_FILE = Path(__file__).parents[3] / "shared" / "data" / "tokenizers" / "bert-base-uncased" / "vocab.txt"
@@ -168,14 +178,18 @@ def test_a_folder_whose_tokenizer_has_no_mask_token_is_refused(tmp_path):
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>")
     tokenizer.save_pretrained(tmp_path)
-    assert error_of(tmp_path) == (f'the tokenizer "{tmp_path}" has no mask or pad token, which masked language modelling needs')
+    with pytest.raises(UserError) as caught:
+        check_masks(load_tokenizer(str(tmp_path), 16), str(tmp_path))
+    assert str(caught.value) == f'the tokenizer "{tmp_path}" has no mask or pad token, which masked language modelling needs'
 
 
 def test_a_tokenizer_json_without_a_mask_token_is_refused(tmp_path):
     backend = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.save(str(tmp_path / "tokenizer.json"))
-    assert "mask" in error_of(tmp_path / "tokenizer.json").lower()
+    data = DataConfig(tokenizer=str(tmp_path / "tokenizer.json"), prepared=str(tmp_path / "prepared"), max_length=8)
+    with pytest.raises(UserError, match="no mask or pad token"):
+        prepare(data, lambda items, _: items)
 
 
 def test_a_tokenizer_json_with_other_names_of_special_tokens_gets_none_added(tmp_path):

@@ -559,7 +559,7 @@ def test_the_schedule_and_the_number_of_steps_imply_each_other():
     assert (config.num_steps, config.num_refiners) == (8, 4)
 
 
-@pytest.mark.parametrize("name", shipped_configs())
+@pytest.mark.parametrize("name", [name for name in shipped_configs() if not name.startswith("ddl")])
 def test_the_model_section_of_a_shipped_config_builds(name):
     section = yaml.safe_load(shipped_configs()[name].read_text(encoding="utf-8"))["model"]
     with torch.device("meta"):

@@ -240,11 +240,8 @@ class DDLPreTrainedModel(PreTrainedModel):
         config = self.config
         std = 0.5 / math.sqrt(config.hidden_size)
         if isinstance(module, nn.Linear):
-            init.normal_(module.weight, mean=0.0, std=std)
-        elif isinstance(module, CausalAttention):
-            init.normal_(module.out.weight, mean=0.0, std=std / math.sqrt(config.num_hidden_layers))
-        elif isinstance(module, SwiGLU):
-            init.normal_(module.down.weight, mean=0.0, std=std / math.sqrt(config.num_hidden_layers))
+            ends_branch = getattr(module, "ends_branch", False)
+            init.normal_(module.weight, mean=0.0, std=std / math.sqrt(config.num_hidden_layers) if ends_branch else std)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, mean=0.0, std=config.initializer_range)
         elif isinstance(module, RMSNorm):

@@ -1,0 +1,239 @@
+"""Decoders through the same loop: they learn, resume to the bit, evaluate with their protocol stated, and continue texts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from pnn.config import RunConfig, from_dict, load_config, validate
+from pnn.data.shards import prepare
+from pnn.errors import UserError
+from pnn.evaluation.causal import evaluate_causal
+from pnn.evaluation.reading import load_decoder
+from pnn.training.loop import Plan, Stopped, Trainer
+from pnn.training.run import train_run
+
+DECODER = {
+    "model": {"type": "ddl", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "data": {"train": "synthetic", "synthetic_paragraphs": 600, "validation_sequences": 20, "max_length": 32, "filter": "none"},
+    "training": {
+        "max_steps": 24,
+        "batch_size": 4,
+        "effective_batch_size": 8,
+        "learning_rate": 5.0e-3,
+        "warmup_steps": 4,
+        "log_every": 1,
+        "evaluate_every": 12,
+        "save_every": 6,
+        "tensorboard": False,
+    },
+}
+
+
+def config_of(prepared_folder, **training) -> RunConfig:
+    raw = json.loads(json.dumps(DECODER))
+    raw["data"]["prepared"] = str(prepared_folder)
+    raw["training"] |= training
+    return validate(from_dict(RunConfig, raw))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, prepared_folder) -> Path:
+    folder = tmp_path_factory.mktemp("decoder") / "run"
+    train_run(config_of(prepared_folder), folder, quiet=True)
+    return folder
+
+
+def test_a_decoder_learns_and_says_what_it_measured(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[0] == pytest.approx(math.log(82), abs=0.3)
+    assert losses[-1] < losses[0] - 0.8
+    assert {"validation_loss", "validation_perplexity"} <= rows[-1].keys()
+    result = json.loads((run / "evaluation.json").read_text())
+    assert (result["model_type"], result["context"], result["stride"], result["targets"]) == ("ddl", 32, 32, 20 * 31)
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+    assert result["loss_interval"][0] < result["loss"] < result["loss_interval"][1]
+
+
+def test_an_update_is_whole_rows(prepared_folder, tmp_path):
+    trainer = Trainer(config_of(prepared_folder), tmp_path / "run", quiet=True)
+    assert trainer.plan == Plan(batch_tokens=4 * 32, accumulation=2, updates=24)
+    batch = next(trainer.stream)
+    assert batch.cu_seqlens.tolist() == [0, 32, 64, 96, 128]
+    inputs = trainer.objective.inputs(batch, torch.device("cpu"))
+    assert inputs["input_ids"].shape == (4, 32)
+    assert trainer.objective.targets(inputs).item() == 4 * 31
+
+
+def test_accumulated_gradients_are_those_of_the_whole_update(prepared_folder, tmp_path):
+    norms = []
+    for size in (2, 8):
+        trainer = Trainer(config_of(prepared_folder, batch_size=size), tmp_path / str(size), quiet=True)
+        from pnn.training.loop import updates_ahead
+
+        update = next(iter(updates_ahead(trainer.stream, trainer.plan, 0, 1, 1)))
+        loss, _, norm = trainer.apply(update, 1e-3)
+        norms.append((loss.item(), norm.item()))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(run, prepared_folder, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    trainer = Trainer(config_of(prepared_folder), folder, quiet=True)
+    apply = trainer.apply
+
+    def interrupted(update, rate):
+        if trainer.step == 9:
+            trainer.signal = 15
+        return apply(update, rate)
+
+    monkeypatch.setattr(trainer, "apply", interrupted)
+    with pytest.raises(Stopped):
+        trainer.train()
+    train_run(config_of(prepared_folder), folder, resume=True, quiet=True)
+    ours, theirs = (load_file(one / "checkpoints" / "last" / "model.safetensors") for one in (folder, run))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+# Evaluation -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def loaded(run, prepared_folder):
+    return load_decoder(run), prepare(config_of(prepared_folder).data, lambda items, _: items)
+
+
+def by_hand(model, stream, context, stride):
+    """Nats of every scored token, one window and one token at a time."""
+    nats = {}
+    starts = range(0, len(stream), context) if stride is None else range(0, len(stream) - context + 1, stride)
+    for start in starts:
+        window = stream[start : start + context]
+        losses = F.cross_entropy(model(window[None]).logits[0, :-1], window[1:], reduction="none")
+        for place, loss in enumerate(losses.tolist(), 1):
+            if stride is None or start == 0 or place >= context - stride:
+                nats.setdefault(start + place, loss)
+    return nats
+
+
+@pytest.mark.parametrize("stride", [None, 8, 5, 31])
+@torch.no_grad()
+def test_every_token_is_scored_once_in_its_window(loaded, stride):
+    (run, prepared) = loaded
+    model, rows = run.model.eval(), prepared.validation_sequences[:4]
+    found = evaluate_causal(model, prepared.validation, rows, stride=stride, batch_tokens=70)
+    stream = torch.from_numpy(prepared.validation.take(rows))
+    nats = by_hand(model, stream, 32, stride)
+    assert found["targets"] == len(nats)
+    assert found["loss"] == pytest.approx(np.mean(list(nats.values())), abs=1e-5)
+    text = prepared.tokenizer.decode(stream, skip_special_tokens=True)
+    assert (found["words"], found["bytes"], found["tokens"]) == (len(text.split()), len(text.encode()), 128)
+    assert found["word_perplexity"] == pytest.approx(math.exp(found["loss"] * 128 / found["words"]))
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] * 128 / found["bytes"] / math.log(2))
+
+
+@pytest.mark.parametrize("stride", [0, 32, 100])
+def test_a_stride_that_makes_no_windows_is_a_clear_error(loaded, stride):
+    run, prepared = loaded
+    with pytest.raises(UserError, match=r"evaluation.stride: \d+, but it must be at least 1 and below the context of 32"):
+        evaluate_causal(run.model, prepared.validation, prepared.validation_sequences, stride=stride)
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_prints_perplexity_and_keeps_the_tasks(run, pnn_command):
+    held = run / "evaluation.json"
+    before = json.loads(held.read_text())
+    held.write_text(json.dumps(before | {"tasks": {"checkpoint": before["checkpoint"], "shots": {}}}))
+    code, out, _ = pnn_command("evaluate", run)
+    assert code == 0
+    assert "perplexity" in out
+    assert "windows of 32 tokens" in out
+    assert json.loads(held.read_text())["tasks"]["checkpoint"] == before["checkpoint"]
+    code, _, err = pnn_command("evaluate", run, "--num-steps", "2")
+    assert code == 2
+    assert "has no refinement steps" in err
+
+
+def test_generate_continues_texts_the_same_way_every_time(run, pnn_command):
+    arguments = ("generate", run, "the fox of", "it has", "--max-new-tokens", "6", "--json")
+    code, out, _ = pnn_command(*arguments)
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["prompt"] for row in rows] == ["the fox of", "it has"]
+    assert all(len(row["continuation"].split()) <= 6 for row in rows)
+    assert pnn_command(*arguments)[1] == out
+    alone = json.loads(pnn_command("generate", run, "it has", "--max-new-tokens", "6", "--temperature", "0")[1])
+    together = pnn_command("generate", run, "the fox of", "it has", "--max-new-tokens", "6", "--temperature", "0")[1]
+    assert json.loads(together.splitlines()[1]) == alone  # padding on the left changes nothing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([""], "prompt 1 is empty"),
+        (["the fox", " ".join(["the"] * 33)], "prompt 2 has 33 tokens, but the model takes 32"),
+        (["the fox", "--max-new-tokens", "31"], "prompt 1 has 2 tokens and leaves room for 30"),
+        (["the fox", "--max-new-tokens", "0"], "--max-new-tokens 0"),
+        (["the fox", "--temperature", "-1"], "--temperature -1.0"),
+        (["the fox", "--top-k", "0"], "--top-k 0"),
+    ],
+)
+def test_prompts_that_cannot_be_continued_are_clear_errors(run, pnn_command, arguments, message):
+    code, out, err = pnn_command("generate", run, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_masked_models_and_decoders_are_not_mistaken_for_each_other(run, trained_run, pnn_command):
+    for command, folder, message in (
+        (("generate", trained_run, "the fox"), trained_run, "fills in masks, it does not continue a text"),
+        (("fill", run, "the [MASK]"), run, "is not one of our masked models"),
+        (("analyze", "convergence", run), run, "is not one of our masked models"),
+        (("analyze", "rewrites", trained_run), trained_run, "fills in masks, it does not continue a text"),
+        (("compare", run, trained_run), run, "is not one of our masked models"),
+    ):
+        code, _, err = pnn_command(*command)
+        assert code == 2, folder
+        assert message in err
+
+
+@pytest.mark.slow
+def test_rewrites_are_analysed_from_the_command_line(run, pnn_command, tmp_path):
+    import shutil
+
+    shutil.copytree(run, tmp_path / "run", symlinks=True)
+    code, out, _ = pnn_command("analyze", "rewrites", tmp_path / "run", "--sequences", "8")
+    assert code == 0
+    assert "gates_differ_between_tokens" in out
+    assert json.loads((tmp_path / "run" / "analysis" / "rewrites.json").read_text())["sequences"] == 8
+    assert (tmp_path / "run" / "figures" / "rewrites.png").exists()
+
+
+def test_wrong_settings_are_clear_errors(tmp_path, pnn_command):
+    for setting, message in (
+        ("model.value_channels=0", "value_channels=0, but at least one is needed"),
+        ("model.residual=rewrite", "residual='rewrite' is none of"),
+        ("model.compressor_kernel_size=65", "compressor_kernel_size=65 is longer than the context"),
+        ("training.fp8=true", "fp8"),
+    ):
+        code, _, err = pnn_command("train", "ddl_tiny", "--output", tmp_path / "run", "--set", setting)
+        assert code == 2
+        assert message in err
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_shipped_tiny_decoder_is_what_its_file_says():
+    config = load_config("ddl_tiny")
+    assert (config.data.train, config.data.layout, config.data.max_length) == ("synthetic", "rows", 64)
