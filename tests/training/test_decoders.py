@@ -24,7 +24,7 @@ DECODER = {
     "model": {"type": "ddl", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
     "data": {"train": "synthetic", "synthetic_paragraphs": 600, "validation_sequences": 20, "max_length": 32, "filter": "none"},
     "training": {
-        "max_steps": 24,
+        "max_steps": 48,
         "batch_size": 4,
         "effective_batch_size": 8,
         "learning_rate": 5.0e-3,
@@ -65,7 +65,7 @@ def test_a_decoder_learns_and_says_what_it_measured(run):
 
 def test_an_update_is_whole_rows(prepared_folder, tmp_path):
     trainer = Trainer(config_of(prepared_folder), tmp_path / "run", quiet=True)
-    assert trainer.plan == Plan(batch_tokens=4 * 32, accumulation=2, updates=24)
+    assert trainer.plan == Plan(batch_tokens=4 * 32, accumulation=2, updates=48)
     batch = next(trainer.stream)
     assert batch.cu_seqlens.tolist() == [0, 32, 64, 96, 128]
     inputs = trainer.objective.inputs(batch, torch.device("cpu"))
@@ -182,7 +182,7 @@ def test_generate_continues_texts_the_same_way_every_time(run, pnn_command):
     ("arguments", "message"),
     [
         ([""], "prompt 1 is empty"),
-        (["the fox", " ".join(["the"] * 33)], "prompt 2 has 33 tokens, but the model takes 32"),
+        (["the fox", " ".join(["the"] * 33), "--max-new-tokens", "5"], "prompt 2 has 33 tokens, but the model takes 32"),
         (["the fox", "--max-new-tokens", "31"], "prompt 1 has 2 tokens and leaves room for 30"),
         (["the fox", "--max-new-tokens", "0"], "--max-new-tokens 0"),
         (["the fox", "--temperature", "-1"], "--temperature -1.0"),

@@ -24,7 +24,7 @@ def continue_texts(
 ) -> list[dict[str, str]]:
     """For each prompt, what follows it. Temperature 0 takes the most probable token every time."""
     model, tokenizer = loaded.model.eval(), loaded.tokenizer
-    ids = [tokenizer(prompt, add_special_tokens=False).input_ids for prompt in prompts]
+    ids = [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(prompts, add_special_tokens=False)]
     _check(ids, max_new_tokens, temperature, top_k, model.config.max_position_embeddings)
     filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_of_text(tokenizer)
     settings: dict[str, Any] = {"do_sample": temperature > 0}

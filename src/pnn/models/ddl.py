@@ -240,16 +240,18 @@ class DDLPreTrainedModel(PreTrainedModel):
         config = self.config
         std = 0.5 / math.sqrt(config.hidden_size)
         if isinstance(module, nn.Linear):
-            ends_branch = getattr(module, "ends_branch", False)
-            init.normal_(module.weight, mean=0.0, std=std / math.sqrt(config.num_hidden_layers) if ends_branch else std)
+            role = getattr(module, "role", None)  # transformers may skip modules that own others but no numbers: leaves say it
+            init.normal_(
+                module.weight, mean=0.0, std=std / math.sqrt(config.num_hidden_layers) if role == "branch end" else std
+            )
+            if role == "gate":
+                init.constant_(module.bias, config.residual_bias)
+            elif module.bias is not None:
+                init.uniform_(module.bias, -1 / math.sqrt(config.hidden_size), 1 / math.sqrt(config.hidden_size))
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, mean=0.0, std=config.initializer_range)
         elif isinstance(module, RMSNorm):
             init.ones_(module.weight)
-        elif isinstance(module, DeltaResidual):
-            init.constant_(module.gate.bias, config.residual_bias)
-            if module.value.bias is not None:
-                init.uniform_(module.value.bias, -1 / math.sqrt(config.hidden_size), 1 / math.sqrt(config.hidden_size))
         elif isinstance(module, AdditiveResidual):
             if module.weight is not None:
                 init.ones_(module.weight)

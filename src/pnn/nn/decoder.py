@@ -82,7 +82,7 @@ class CausalAttention(nn.Module):
         self.query_norm = RMSNorm(self.head_width, eps)
         self.key_norm = RMSNorm(self.head_width, eps)
         self.out = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.out.ends_branch = True  # type: ignore[assignment]  # for the model's initialiser
+        self.out.role = "branch end"  # type: ignore[assignment]  # for the model's initialiser
 
     def forward(self, c: Tensor, context: Context, layer: int) -> Tensor:
         return self.attended(self.qkv(c), context, layer)
@@ -106,7 +106,7 @@ class SwiGLU(nn.Module):
         super().__init__()
         self.up = nn.Linear(hidden_size, 2 * intermediate_size, bias=False)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
-        self.down.ends_branch = True  # type: ignore[assignment]
+        self.down.role = "branch end"  # type: ignore[assignment]
 
     def forward(self, c: Tensor) -> Tensor:
         return self.gated(self.up(c))

@@ -70,6 +70,7 @@ class DeltaResidual(nn.Module):
         super().__init__()
         self.value = nn.Linear(hidden_size, channels, bias=reading == "code")
         self.gate = nn.Linear(hidden_size, 1)
+        self.gate.role = "gate"  # type: ignore[assignment]  # its bias starts where β = β₀; for the model's initialiser
         self.reading, self.erase = reading, erase
 
     def write(self, branch: Tensor, x: Tensor, context: Tensor) -> Write:
