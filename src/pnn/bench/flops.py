@@ -9,18 +9,25 @@ layer, too, is only asked for predicted positions: every token passes q, k and v
 q kᵀ and weights · v take 2 L d each forward, and twice that backward; L is the mean number of tokens that a token attends
 to: the mean of the sequences' lengths, each weighted by its tokens. Embeddings are looked up and cost nothing here; norms,
 activations and the optimiser are left out, as is usual. Padding is no work: a baseline that computes it gets no credit.
+
+A decoder's token attends to those before it, half of the row on average, and every token but a row's first is predicted. What
+reads and rewrites its state (compressors, directions) is elementwise and left out; the matrices that say what to write count.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from pnn.models.ddl import DDLConfig
 from pnn.models.pnn import PNNConfig
 
 
 def block_parameters(config: Any) -> int:
     """Matrix parameters of one refinement step of a PNN, or one layer of a BERT."""
     width, inner = config.hidden_size, config.intermediate_size
+    if isinstance(config, DDLConfig):
+        generators = 0 if config.residual == "additive" else 2 * width * (config.value_channels + 1)
+        return 4 * width * width + 3 * width * inner + generators
     parameters = 4 * width * width + 2 * width * inner  # q, k, v, out; up, down
     if isinstance(config, PNNConfig):
         if config.update == "delta":
@@ -32,7 +39,7 @@ def block_parameters(config: Any) -> int:
 
 def head_parameters(config: Any) -> int:
     width = config.hidden_size
-    return width * config.vocab_size + (width * width if config.head_transform else 0)
+    return width * config.vocab_size + (width * width if getattr(config, "head_transform", False) else 0)
 
 
 def blocks(config: Any) -> int:
@@ -43,6 +50,8 @@ def blocks(config: Any) -> int:
 
 def passed_in_blocks(config: Any, steps: int, target_share: float) -> float:
     """Matrix parameters that a token passes in all steps or layers."""
+    if isinstance(config, DDLConfig):
+        return steps * block_parameters(config)
     qkv = 3 * config.hidden_size**2
     return (steps - 1) * block_parameters(config) + qkv + target_share * (block_parameters(config) - qkv)
 

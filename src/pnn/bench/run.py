@@ -76,12 +76,14 @@ def check(runs: list[RunConfig], what: list[str], against: list[str]) -> None:
             check_published_design(config)
         if "processes" in what:
             processes.check_shape(run)
+        if training.config_kind(run) == "ddl" and what != ["train"]:
+            raise UserError(f"--what {','.join(what)}: of decoders only training is timed")
     if len({training.device_of(run).type for run in runs}) > 1:
         raise UserError("training.device differs between the configs: time them in two runs")
 
 
 def training_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
-    yield training.config_kind(run), partial(training.train_row, run, budget)
+    yield training.row_name(run), partial(training.train_row, run, budget)
     if "naive" in against and training.config_kind(run) == "pnn":
         yield "naive pnn", partial(training.naive_train_row, run, budget)
     if "transformers" in against and training.config_kind(run) == "bert":
@@ -141,9 +143,10 @@ def ratios(rows: list[Row], on_gpu: bool) -> dict[str, float]:
         if "error" not in row:
             found.setdefault((row["name"], row["what"]), row)  # of several configs, the first
 
-    def ratio(one: tuple[str, str], other: tuple[str, str], *keys: str) -> float | None:
+    def ratio(one: tuple[str, str], other: tuple[str, str], *keys: str, configs: bool = False) -> float | None:
+        """Of two rows of one config; `configs`: of two configs of one shape."""
         pair: list[Any] = [found.get(one), found.get(other)]
-        if None in pair or pair[0]["config"] != pair[1]["config"]:
+        if None in pair or pair[0]["shapes" if configs else "config"] != pair[1]["shapes" if configs else "config"]:
             return None
         for key in keys:
             pair = [None if value is None else value[key] for value in pair]
@@ -161,4 +164,10 @@ def ratios(rows: list[Row], on_gpu: bool) -> dict[str, float]:
         "bert_inference_vs_transformers": ratio(("bert", "inference"), ("transformers bert", "inference"), *speed),
         "two_processes_vs_one": ratio(("2 processes", "processes"), ("1 process", "processes"), *speed),
     }
+    additive = ("ddl additive", "train")
+    possible["ddl_additive_share_of_matmul_rate"] = found.get(additive, {}).get("share_of_matmul_rate")
+    for name in ("scalar", "channel", "token", "write-only channel", "additive channel"):
+        variant, key = (f"ddl {name}", "train"), f"ddl_{name.replace(' ', '_').replace('-', '_')}"
+        possible[f"{key}_vs_additive"] = ratio(variant, additive, *speed, configs=True)
+        possible[f"{key}_memory_vs_additive"] = ratio(variant, additive, "peak_memory_bytes", configs=True)
     return {name: value for name, value in possible.items() if value is not None}

@@ -25,7 +25,9 @@ from pnn.bench.transformers_bert import build_bert, micro_batch_rows, time_bert_
 from pnn.config import RunConfig
 from pnn.data.batches import special_tokens
 from pnn.models.bert import BertBaselineConfig
+from pnn.models.ddl import DDLConfig
 from pnn.models.pnn import PNNConfig
+from pnn.models.sections import model_config
 from pnn.objectives import count_targets
 from pnn.training.device import precision_of
 from pnn.training.loop import Trainer, Update, updates_ahead
@@ -79,6 +81,9 @@ def updates_of(trainer: Trainer, count: int = ENDLESS) -> Iterator[Update]:
 
 def text_of(trainer: Trainer) -> Text:
     """Measured on the config's own text; takes a few updates from the trainer's stream."""
+    if trainer.config.data.layout == "rows":
+        length = trainer.config.data.max_length
+        return Text(length, (length + 1) / 2, (length - 1) / length)
     lengths = trainer.prepared.train.lengths[trainer.prepared.train_sequences].astype(np.float64)
     data, seed = trainer.config.data, trainer.config.training.seed
     targets = tokens = 0
@@ -131,7 +136,7 @@ def train_row(run: RunConfig, budget: Budget, name: str | None = None) -> dict[s
             measured = time_updates(one_update, budget, accelerator.device, agreed)
         plan, config = trainer.plan, trainer.model.config
         return row_of(
-            name or config_kind(run),
+            name or row_name(run),
             run,
             "train",
             measured,
@@ -147,6 +152,17 @@ def train_row(run: RunConfig, budget: Budget, name: str | None = None) -> dict[s
 
 def config_kind(run: RunConfig) -> str:
     return str(run.model.get("type", "pnn"))
+
+
+def row_name(run: RunConfig) -> str:
+    """What a row is called: the architecture, and of a decoder what carries its state."""
+    config = model_config(run.model)
+    if not isinstance(config, DDLConfig):
+        return config_kind(run)
+    carrier = "scalar" if config.value_channels == 1 else config.compressor
+    if config.residual == "additive":
+        return "ddl additive" if config.value_channels == 1 else f"ddl additive {carrier}"
+    return f"ddl {carrier}" if config.residual == "delta" else f"ddl write-only {carrier}"
 
 
 def size_of(config: Any) -> dict[str, int]:

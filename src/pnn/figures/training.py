@@ -26,12 +26,12 @@ def training_curves(metrics: Mapping[str, Sequence[Json]], ceiling: float | None
     colour = colours(metrics)
     losses: list[float] = []
     for name, rows in metrics.items():
-        steps, values = _series(rows, "last_step_loss")
-        smooth = _running_mean(values)
+        steps, values = series(rows, "last_step_loss")
+        smooth = running_mean(values)
         loss_axes.plot(steps, values, color=tint(colour[name], 0.3), lw=0.7, zorder=1)
         loss_axes.plot(steps, smooth, color=colour[name], lw=1.6)
         losses += [float(smooth.max()), float(smooth.min())] if len(smooth) else []
-        steps, values = _series(rows, "validation_accuracy")
+        steps, values = series(rows, "validation_accuracy")
         accuracy_axes.plot(steps, values, color=colour[name], lw=1.6, marker="o", ms=3.5)
     if losses and max(losses) > LOG_FROM * min(losses) > 0:
         _plain_log_axis(loss_axes)
@@ -50,13 +50,13 @@ def training_curves(metrics: Mapping[str, Sequence[Json]], ceiling: float | None
     return figure
 
 
-def _series(rows: Sequence[Json], key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def series(rows: Sequence[Json], key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     points = [(row["step"], row[key]) for row in rows if key in row]
     steps, values = np.array(points, dtype=float).reshape(-1, 2).T
     return steps, values
 
 
-def _running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def running_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Over a fiftieth of the run to each side, or as far as there are values, so that the curve is as long as the run."""
     half = len(values) // 50
     totals = np.concatenate(([0.0], np.cumsum(values)))

@@ -32,6 +32,10 @@ class Run:
         return is_refiner(self.evaluation)
 
     @property
+    def is_decoder(self) -> bool:
+        return "perplexity" in self.evaluation
+
+    @property
     def updates(self) -> int:
         return int(self.metrics[-1]["step"])
 
@@ -45,11 +49,22 @@ class Run:
 
     def describe(self) -> str:
         """In words: PNN, one refiner applied 4 times."""
+        if self.is_decoder:
+            return self._describe_decoder()
         steps = self.evaluation["num_steps"]
         family = {"pnn": "PNN", "pnn_bert_baseline": "BERT baseline"}.get(self.evaluation["model_type"])
         if self.can_be_drawn and self.model is not None:
             return f"{family}, {anatomy(self.model).describe()}"
         return f"{family or self.evaluation['model_type']}, {steps} {'steps' if self.is_refiner else 'layers'}"
+
+    def _describe_decoder(self) -> str:
+        """In words: delta residual, 4 channels, channel compressor, 12 layers."""
+        model = self.model or {}
+        if "residual" not in model:
+            return str(self.evaluation["model_type"])
+        channels = model["value_channels"]
+        state = "a vector state" if channels == 1 else f"{channels} channels, {model['compressor']} compressor"
+        return f"{model['residual'].replace('_', '-')} residual, {state}, {model['num_hidden_layers']} layers"
 
 
 def load_runs(folders: Sequence[Path]) -> list[Run]:
@@ -75,7 +90,7 @@ def _load(folder: Path, name: str) -> Run:
     if not (folder / "evaluation.json").exists():
         raise UserError(f"{folder} has no evaluation.json: let its training finish, or run `pnn evaluate {folder}`")
     evaluation = runs.read_json(folder / "evaluation.json")
-    if "accuracy_by_step" not in evaluation:
+    if not {"accuracy_by_step", "perplexity"} & evaluation.keys():
         raise UserError(f"{folder / 'evaluation.json'} holds no accuracy_by_step: run `pnn evaluate {folder}` again")
     metrics = _read_metrics(folder)
     return Run(

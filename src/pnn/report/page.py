@@ -12,6 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from pnn.errors import UserError
 from pnn.figures import style
 from pnn.figures.accuracy import accuracy_by_kind, accuracy_by_step
 from pnn.figures.architecture import architecture
@@ -19,6 +20,7 @@ from pnn.figures.numbers import count, per_cent
 from pnn.figures.results import same_targets
 from pnn.figures.training import speed, training_curves
 from pnn.files import write_text
+from pnn.report import decoders
 from pnn.report.analysis import analysis_section
 from pnn.report.corpus import corpus_note
 from pnn.report.loading import Run, load_runs
@@ -34,7 +36,11 @@ def write_report(runs: list[Path], output: Path) -> Path:
     """Write the page about `runs` to `output`, and its figures as PNG beside it (of a single run: into the run's folder)."""
     loaded = load_runs(runs)
     pictures = (runs[0] if len(runs) == 1 else output.parent) / "figures"
-    content = [tag("h1", title(loaded)), summary(loaded), results_table(loaded), *_sections(loaded, pictures)]
+    kinds = {run.is_decoder for run in loaded}
+    if len(kinds) > 1:
+        raise UserError("a page is about masked models or about decoders: these runs are both, and nothing compares them")
+    body = _decoders(loaded, pictures) if kinds == {True} else _masked(loaded, pictures)
+    content = [tag("h1", title(loaded)), *body]
     output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, _document(title(loaded), join(content)))
     return output
@@ -53,8 +59,25 @@ def _document(heading: str, body: Html) -> str:
     return "<!doctype html>\n" + tag("html", tag("head", head), tag("body", tag("main", body)), lang="en") + "\n"
 
 
-def _sections(runs: Sequence[Run], pictures: Path) -> list[Html]:
+def _decoders(runs: Sequence[Run], pictures: Path) -> list[Html]:
+    def draw(figure: Figure, name: str, description: str) -> Html:
+        return _picture(figure, name, pictures, description)
+
+    inside = (_inside(run, pictures, alone=len(runs) == 1) for run in runs)
+    return [
+        decoders.summary(runs),
+        decoders.results_table(runs),
+        *decoders.sections(runs, draw),
+        *(part for part in inside if part is not None),
+        decoders.small_print(runs),
+        _settings(runs),
+    ]
+
+
+def _masked(runs: Sequence[Run], pictures: Path) -> list[Html]:
     sections = [
+        summary(runs),
+        results_table(runs),
         _architecture(runs, pictures) if all(run.can_be_drawn for run in runs) else None,
         _steps(runs, pictures),
         _kinds(runs, pictures) if any("by_kind" in run.evaluation for run in runs) else None,
@@ -63,9 +86,13 @@ def _sections(runs: Sequence[Run], pictures: Path) -> list[Html]:
         _cost(runs, pictures) if len(runs) > 1 else None,
         *(_inside(run, pictures, alone=len(runs) == 1) for run in runs),
         _small_print(runs),
-        section("Data, recipe and machine", tag("details", tag("summary", "Every setting"), settings_table(runs))),
+        _settings(runs),
     ]
     return [part for part in sections if part is not None]
+
+
+def _settings(runs: Sequence[Run]) -> Html:
+    return section("Data, recipe and machine", tag("details", tag("summary", "Every setting"), settings_table(runs)))
 
 
 def _picture(figure: Figure, name: str, folder: Path, description: str) -> Html:

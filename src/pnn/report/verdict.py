@@ -48,7 +48,7 @@ def _setting(runs: Sequence[Run]) -> Html:
     if len(runs) == 1:
         return html(f"One model was trained{on} for {count(runs[0].updates)} updates and judged on {judged}.")
     different = recipe_differences(runs)
-    recipe = f"with recipes that differ in {_and(different)}" if different else "with the same recipe"
+    recipe = f"with recipes that differ in {and_list(different)}" if different else "with the same recipe"
     trained = f"{NUMBER_WORDS.get(len(runs), count(len(runs)))} models were trained{on} {recipe}"
     if same_targets([run.evaluation for run in runs]):
         return html(f"{trained} and judged on the same {judged}.")
@@ -135,5 +135,5 @@ def _bold(text: str) -> Html:
     return tag("b", text)
 
 
-def _and(words: Sequence[str]) -> str:
+def and_list(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,168 @@
+"""From trained runs to measured/, result.json, figures/ and the tables of README.md.
+
+python results/ddl_rewrites/collect.py [RUNS [BENCH]]   # run folders VARIANT-SEED to copy in first, and what `pnn bench` measured
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from pnn.bench.flops import training_flops
+from pnn.bench.training import row_name
+from pnn.figures.decoders import Curve, matched_curves
+from pnn.figures.style import png, save
+from pnn.files import write_json, write_text
+from pnn.models.sections import model_config
+from pnn.runs import read_config, read_json, read_metrics
+
+HERE = Path(__file__).parent
+MEASURED = HERE / "measured"
+NAMES = {
+    "additive": "additive",
+    "scalar": "delta, vector state",
+    "delta": "delta, four channels",
+    "write_only": "write-only, four channels",
+    "additive_expanded": "additive, four channels",
+    "token": "delta, token compressor",
+}
+# What a difference of two variants' losses answers: (first, second); below zero the first is better
+QUESTIONS = {
+    "Does rewriting a vector state help?": ("scalar", "additive"),
+    "Do four channels help, written by addition?": ("additive_expanded", "additive"),
+    "Does the whole design help?": ("delta", "additive"),
+    "Is it rewriting, and not the channels?": ("delta", "additive_expanded"),
+    "Is it the erase term?": ("delta", "write_only"),
+    "Does the token compressor help?": ("token", "delta"),
+}
+T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
+
+
+def copy_in(runs: Path) -> None:
+    for run in sorted(path.parent for path in runs.glob("*/evaluation.json")):
+        folder = MEASURED / run.name
+        folder.mkdir(parents=True, exist_ok=True)
+        data = read_config(run).data
+        where = str(Path(data.tokenizer).parent.parent)
+        for name in ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json"):
+            text = (run / name).read_text(encoding="utf-8").replace(where, "DATA").replace(data.prepared, "prepared")
+            write_text(folder / name, text)
+
+
+def interval(values: list[float]) -> dict[str, Any]:
+    """Mean over seeds and its 95 % interval by Student's t."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return {"value": mean, "interval": [None, None]}
+    half = T_975[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    return {"value": mean, "interval": [mean - half, mean + half]}
+
+
+def losses() -> dict[str, dict[int, float]]:
+    """Held-out loss by variant and seed."""
+    found: dict[str, dict[int, float]] = {}
+    for variant in NAMES:
+        for folder in sorted(MEASURED.glob(f"{variant}-[0-9]*")):
+            found.setdefault(variant, {})[int(folder.name.rpartition("-")[2])] = read_json(folder / "evaluation.json")["loss"]
+    return found
+
+
+def difference(found: dict[str, dict[int, float]], one: str, other: str) -> dict[str, Any] | None:
+    """Paired over the seeds that both have: a seed is one order of the text."""
+    seeds = sorted(found.get(one, {}).keys() & found.get(other, {}).keys())
+    if len(seeds) < 2:
+        return None
+    result = interval([found[one][seed] - found[other][seed] for seed in seeds])
+    low, high = result["interval"]
+    verdict = "yes" if high < 0 else "no: the other is better" if low > 0 else "undecided"
+    return {**result, "seeds": seeds, "answer": verdict}
+
+
+def curves(speed: dict[str, float]) -> dict[str, list[Curve]]:
+    found: dict[str, list[Curve]] = {}
+    for variant, name in NAMES.items():
+        for folder in sorted(MEASURED.glob(f"{variant}-[0-9]*")):
+            config = read_config(folder)
+            length = config.data.max_length
+            per_update = config.training.effective_batch_size * length
+            rows = [row for row in read_metrics(folder / "metrics.jsonl") if "validation_loss" in row]
+            model = model_config(config.model)
+            found.setdefault(name, []).append(
+                Curve(
+                    [row["step"] * per_update for row in rows],
+                    [row["validation_loss"] for row in rows],
+                    training_flops(model, (length + 1) / 2, (length - 1) / length),
+                    1 / speed[row_name(config)],
+                )
+            )
+    return found
+
+
+def table(found: dict[str, dict[int, float]], speed: dict[str, float]) -> str:
+    lines = ["| variant | parameters | held-out loss, mean over seeds | 95 % | by seed | tokens/s |", "|---" * 6 + "|"]
+    for variant, by_seed in found.items():
+        mean = interval(list(by_seed.values()))
+        low, high = mean["interval"]
+        folder = next(iter(sorted(MEASURED.glob(f"{variant}-[0-9]*"))))
+        seeds = ", ".join(f"{by_seed[seed]:.4f}" for seed in sorted(by_seed))
+        size, rate = read_json(folder / "evaluation.json")["parameters"], speed[row_name(read_config(folder))]
+        between = "" if low is None else f"{low:.4f}–{high:.4f}"
+        lines.append(
+            f"| {NAMES[variant]} | {size / 1e6:.2f}M | {mean['value']:.4f} | {between} | {seeds} | {rate / 1000:,.0f}K |"
+        )
+    lines += ["", "| question | difference in loss, nats | 95 % over seeds | answer |", "|---|---|---|---|"]
+    for question, (one, other) in QUESTIONS.items():
+        gap = difference(found, one, other)
+        if gap is not None:
+            low, high = gap["interval"]
+            pair = f"{NAMES[one]} − {NAMES[other]}"
+            lines.append(f"| {question} ({pair}) | {gap['value']:+.4f} | {low:+.4f} to {high:+.4f} | {gap['answer']} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        copy_in(Path(sys.argv[1]))
+    if len(sys.argv) > 2:
+        write_json(MEASURED / "speed.json", read_json(Path(sys.argv[2])))
+    rows = read_json(MEASURED / "speed.json")["rows"]
+    speed = {row["name"]: row["tokens_per_second"]["median"] for row in rows if "error" not in row}
+    found = losses()
+    answers = {question: difference(found, *pair) for question, pair in QUESTIONS.items()}
+    answered = {question: gap for question, gap in answers.items() if gap is not None}
+    first = next(iter(sorted(MEASURED.glob("*-[0-9]*"))))
+    evaluation, config = read_json(first / "evaluation.json"), read_config(first)
+    write_json(
+        HERE / "result.json",
+        {
+            "question": "Is it rewriting that helps a Deep Delta decoder, and is it the erase term?",
+            "protocol": f"decoders of 30M parameters, {config.training.epochs:g} epoch of Wikipedia, {config.training.effective_batch_size} rows "
+            f"of {config.data.max_length} tokens an update, the same recipe for all; loss on {evaluation['targets']:,} held-out tokens; "
+            "paired over seeds, each one initialisation and one order of the text",
+            "seeds": sorted({seed for by_seed in found.values() for seed in by_seed}),
+            "metrics": {
+                "loss": {
+                    variant: interval(list(by_seed.values())) | {"by_seed": by_seed} for variant, by_seed in found.items()
+                },
+                "differences": answered,
+            },
+            "answer": " ".join(
+                f"{question} {gap['answer'].capitalize()}, {gap['value']:+.4f} nats ({gap['interval'][0]:+.4f} to {gap['interval'][1]:+.4f})."
+                for question, gap in answered.items()
+            ),
+            "command": 'results/ddl_rewrites/run.sh DATA RUNS "0 1 2" 1; python results/ddl_rewrites/collect.py RUNS BENCH',
+        },
+    )
+    save(png(matched_curves(curves(speed))), HERE / "figures" / "curves.png")
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition("<!-- table -->")
+    _, _, after = rest.partition("<!-- /table -->")
+    write_text(readme, f"{before}<!-- table -->\n{table(found, speed)}\n<!-- /table -->{after}")
+    print(table(found, speed))
+
+
+if __name__ == "__main__":
+    main()

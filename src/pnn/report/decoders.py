@@ -1,0 +1,148 @@
+"""The page about decoders: how well each predicts held-out text, how training went, tasks, and what its gates do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from matplotlib.figure import Figure
+
+from pnn.figures.decoders import decoder_curves
+from pnn.figures.numbers import INTERVAL, count, per_cent
+from pnn.figures.results import Json
+from pnn.report.loading import Run
+from pnn.report.markup import Html, html, join, section, tag
+from pnn.report.markup import table as html_table
+from pnn.report.settings import recipe_differences
+from pnn.report.verdict import NUMBER_WORDS, and_list, text_name
+
+Draw = Callable[[Figure, str, str], Html]
+MEASURED = ("source", "text", "sequences", "context", "stride", "targets")  # what two losses must share to be compared
+
+
+def summary(runs: Sequence[Run]) -> Html:
+    """What was trained, how each does, and whether the best is ahead."""
+    first = runs[0].evaluation
+    judged = f"{count(first['targets'])} tokens of {count(first['sequences'])} held-out rows of {count(first['context'])}"
+    texts = {run.config.data.train for run in runs}
+    on = f" on {text_name(texts.pop())}" if len(texts) == 1 else ""
+    if len(runs) == 1:
+        start = f"One decoder was trained{on} for {count(runs[0].updates)} updates and judged on {judged}."
+    else:
+        different = recipe_differences(runs)
+        recipe = f"with recipes that differ in {and_list(different)}" if different else "with the same recipe"
+        start = f"{NUMBER_WORDS.get(len(runs), count(len(runs)))} decoders were trained{on} {recipe} and judged on {judged}."
+    sentences = [html(start), *map(_score, runs)]
+    if len(runs) > 1:
+        sentences += _comparison(runs)
+    return tag("p", join(sentences, " "), class_="lead")
+
+
+def _score(run: Run) -> Html:
+    one = run.evaluation
+    low, high = one["loss_interval"]
+    size = f" ({count(one['parameters'])} parameters) has a loss of "
+    rest = f" nats a token, {INTERVAL} {low:.3f} to {high:.3f}: a perplexity of {one['perplexity']:.2f}."
+    return join([tag("b", run.name), size, tag("b", f"{one['loss']:.3f}"), rest])
+
+
+def comparable(runs: Sequence[Run]) -> bool:
+    first = runs[0].evaluation
+    return all(run.evaluation.get(key) == first.get(key) for run in runs for key in MEASURED)
+
+
+def _comparison(runs: Sequence[Run]) -> list[Html]:
+    """Every run against the best."""
+    if not comparable(runs):
+        return [html("They were judged on different text or windows: their losses do not compare.")]
+    best = min(runs, key=lambda run: float(run.evaluation["loss"]))
+    said = []
+    for run in runs:
+        if run is not best:
+            gap = run.evaluation["loss"] - best.evaluation["loss"]
+            half = math.hypot(*((r["loss_interval"][1] - r["loss_interval"][0]) / 2 for r in (run.evaluation, best.evaluation)))
+            rest = "." if gap > half else ", which the choice of text alone can make."
+            said.append(join([tag("b", best.name), f" is {gap:.3f} nats below ", tag("b", run.name), rest]))
+    return [*said, html("Each run is one seed; what holds for these runs need not hold for the architectures.")]
+
+
+def results_table(runs: Sequence[Run]) -> Html:
+    columns: dict[str, list[object]] = {
+        "parameters": [count(run.evaluation["parameters"]) for run in runs],
+        "loss": [tag("b", f"{run.evaluation['loss']:.4f}") for run in runs],
+        "perplexity by token": [f"{run.evaluation['perplexity']:,.2f}" for run in runs],
+        "by word": [f"{run.evaluation['word_perplexity']:,.1f}" for run in runs],
+        "bits a byte": [f"{run.evaluation['bits_per_byte']:.3f}" for run in runs],
+        "next token right": [per_cent(run.evaluation["accuracy"]) for run in runs],
+        "updates": [count(run.updates) for run in runs],
+        "training tokens/s": [count(run.tokens_per_second) if run.tokens_per_second else "" for run in runs],
+    }
+    rows = [
+        [join([run.name, tag("small", run.describe())]), *(cells[index] for cells in columns.values())]
+        for index, run in enumerate(runs)
+    ]
+    return html_table(["run", *columns], rows)
+
+
+def sections(runs: Sequence[Run], draw: Draw) -> list[Html]:
+    found = [_training(runs, draw)]
+    if any(run.evaluation.get("sets") for run in runs):
+        found.append(_other_sets(runs))
+    if any(run.evaluation.get("tasks") for run in runs):
+        found.append(_tasks(runs))
+    return found
+
+
+def _training(runs: Sequence[Run], draw: Draw) -> Html:
+    figure = decoder_curves({run.name: run.metrics for run in runs})
+    reading = (
+        "Pale lines are single updates, full ones their running mean. A curve that is still falling at the right would "
+        "probably have gained from more training."
+    )
+    picture = draw(figure, "training_curves", "Training and held-out loss against updates")
+    return section("How did training go?", tag("p", reading), picture)
+
+
+def _other_sets(runs: Sequence[Run]) -> Html:
+    rows = [
+        [
+            join([name, tag("small", text_name(one["source"]))]),
+            run.name,
+            f"{one['loss']:.4f}",
+            f"{one['perplexity']:,.2f}",
+            f"{one['word_perplexity']:,.1f}",
+            f"{one['bits_per_byte']:.3f}",
+        ]
+        for run in runs
+        for name, one in run.evaluation.get("sets", {}).items()
+    ]
+    heads = ["set", "run", "loss", "perplexity by token", "by word", "bits a byte"]
+    return section("And on other text?", html_table(heads, rows))
+
+
+def _tasks(runs: Sequence[Run]) -> Html:
+    """A row a task and number of examples, a column a run."""
+    measured: dict[str, Json] = {run.name: run.evaluation["tasks"]["shots"] for run in runs if run.evaluation.get("tasks")}
+    rows: list[list[object]] = []
+    for shots in dict.fromkeys(shots for found in measured.values() for shots in found):
+        names = dict.fromkeys(name for found in measured.values() for name in found.get(shots, {}).get("tasks", {}))
+        for name in names:
+            cells = [found.get(shots, {}).get("tasks", {}).get(name) for found in measured.values()]
+            rows.append([f"{name}, {shots}-shot", *("" if one is None else per_cent(one["accuracy"]) for one in cells)])
+        averages = [found.get(shots, {}).get("average") for found in measured.values()]
+        rows.append([f"average, {shots}-shot", *("" if a is None else tag("b", per_cent(a["accuracy"])) for a in averages)])
+    protocols = dict.fromkeys(found["protocol"] for run in measured.values() for found in run.values())
+    notes = tag("ul", *(tag("li", protocol) for protocol in protocols))
+    return section("Which questions can it answer?", html_table(["task", *measured], rows), notes)
+
+
+def small_print(runs: Sequence[Run]) -> Html:
+    one = runs[0].evaluation
+    overlap = "do not overlap" if one["stride"] == one["context"] else f"overlap, and {one['stride']} tokens of each are scored"
+    notes = [
+        f"The text is documents end to end, an end-of-text token after each, in windows of {count(one['context'])} tokens that "
+        f"{overlap}. Perplexity by token compares models of one tokenizer only; by word and bits a byte, any.",
+        "Intervals are 95 % and taken over windows. They cover the choice of text, not the luck of a training run.",
+        "The checkpoint is the one with the lowest loss on this held-out text, which favours every run a little.",
+    ]
+    return section("Small print", tag("ul", *(tag("li", note) for note in notes)))
