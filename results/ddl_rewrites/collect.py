@@ -1,6 +1,6 @@
 """From trained runs to measured/, result.json, figures/ and the tables of README.md.
 
-python results/ddl_rewrites/collect.py [RUNS [BENCH]]   # run folders VARIANT-SEED to copy in first, and what `pnn bench` measured
+python results/ddl_rewrites/collect.py [RUNS [BENCH]]   # RUNS: folders VARIANT-SEED to copy in; BENCH: by `pnn bench`
 """
 
 from __future__ import annotations
@@ -139,8 +139,9 @@ def main() -> None:
         HERE / "result.json",
         {
             "question": "Is it rewriting that helps a Deep Delta decoder, and is it the erase term?",
-            "protocol": f"decoders of 30M parameters, {config.training.epochs:g} epoch of Wikipedia, {config.training.effective_batch_size} rows "
-            f"of {config.data.max_length} tokens an update, the same recipe for all; loss on {evaluation['targets']:,} held-out tokens; "
+            "protocol": f"decoders of 30M parameters, {config.training.epochs:g} epoch of Wikipedia, "
+            f"{config.training.effective_batch_size} rows of {config.data.max_length} tokens an update, one recipe for all; "
+            f"loss on {evaluation['targets']:,} held-out tokens; "
             "paired over seeds, each one initialisation and one order of the text",
             "seeds": sorted({seed for by_seed in found.values() for seed in by_seed}),
             "metrics": {
@@ -150,7 +151,8 @@ def main() -> None:
                 "differences": answered,
             },
             "answer": " ".join(
-                f"{question} {gap['answer'].capitalize()}, {gap['value']:+.4f} nats ({gap['interval'][0]:+.4f} to {gap['interval'][1]:+.4f})."
+                f"{question} {gap['answer'].capitalize()}, {gap['value']:+.4f} nats "
+                f"({gap['interval'][0]:+.4f} to {gap['interval'][1]:+.4f})."
                 for question, gap in answered.items()
             ),
             "command": 'results/ddl_rewrites/run.sh DATA RUNS "0 1 2" 1; python results/ddl_rewrites/collect.py RUNS BENCH',

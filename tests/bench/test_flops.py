@@ -4,6 +4,8 @@ import pytest
 
 import pnn
 from pnn.bench.flops import inference_flops, training_flops
+from pnn.config import load_config
+from pnn.models.sections import model_config
 
 WIDTH, VOCABULARY = 768, 30522
 REFINER = 4 * WIDTH**2 + 2 * WIDTH * 2048 + 2 * WIDTH**2  # attention, FFN, gate
@@ -46,3 +48,13 @@ def test_shared_matrices_count_each_time_and_what_a_model_lacks_does_not():
     assert difference == pytest.approx(6 * 3.1 * 2 * WIDTH**2)
     delta = training_flops(pnn.PNNConfig(update="delta"), 82, 0.1) - training_flops(pnn.PNNConfig(gate="none"), 82, 0.1)
     assert delta == pytest.approx(6 * 3.1 * 2 * WIDTH)
+
+
+def test_a_decoder_attends_to_half_of_its_row_and_predicts_every_token_but_the_first():
+    config = model_config(load_config("ddl_small_additive").model)
+    layer = 4 * 768**2 + 3 * 768 * 2048
+    wanted = 6 * (12 * layer + 1023 / 1024 * 768 * 50304) + 12 * 512.5 * 768 * 12
+    assert training_flops(config, 512.5, 1023 / 1024) == pytest.approx(wanted)
+    rewriting = model_config(load_config("ddl_small").model)
+    more = training_flops(rewriting, 512.5, 1023 / 1024) - wanted
+    assert more == pytest.approx(6 * 12 * 2 * 768 * 5)  # what four values and a gate are made from, in each sublayer
