@@ -44,6 +44,7 @@ ANALYSES: dict[str, Callable[[MaskedLMBase, Text], dict[str, Any]]] = {
 DECODER_ANALYSES: dict[str, Callable[[DDLForCausalLM, Tensor, Any, int], dict[str, Any]]] = {"rewrites": analyse_rewrites}
 SEQUENCES = 2188  # at most, unless asked otherwise: all of WikiText-103 valid
 ROWS = 200  # of a decoder's text, much longer each
+BATCH_TOKENS = 8192  # at most, unless asked otherwise: a trace keeps all that happens to a batch, 20 times its states
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,8 @@ def _held_out(
     if len(chosen[:sequences]) < 2:
         raise UserError("too little text to analyse: intervals need two sequences or more")
     keeps = folder is not None and Path(run).resolve() == folder and data is None
-    held_out = HeldOut(tokens, chosen[:sequences], batch_tokens or settings.batch_tokens, treatment, settings.mask_seed)
+    batch = batch_tokens or min(settings.batch_tokens, BATCH_TOKENS)
+    held_out = HeldOut(tokens, chosen[:sequences], batch, treatment, settings.mask_seed)
     return held_out, folder if keeps else None
 
 

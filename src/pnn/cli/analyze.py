@@ -46,9 +46,8 @@ def analyze(
 
     Example: pnn analyze rewrites runs/ddl_tiny
     """
-    from pnn.analysis.run import ANALYSES, DECODER_ANALYSES, analyse, open_decoder, open_run
+    from pnn.analysis.run import ANALYSES, BATCH_TOKENS, DECODER_ANALYSES, analyse, open_decoder, open_run
     from pnn.cli.findings import print_findings
-    from pnn.config import EvaluationConfig
     from pnn.errors import UserError, did_you_mean
     from pnn.evaluation.reading import smaller_batches
     from pnn.figures.analyses import ANALYSIS_FIGURES
@@ -60,7 +59,7 @@ def analyze(
         raise UserError(f"analyze {name}: no such analysis{did_you_mean(name, [*ANALYSES, *DECODER_ANALYSES])}")
     opening = open_run if name in ANALYSES else open_decoder
     opened = opening(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
-    with out_of_memory_says(lambda: smaller_batches(f"analyze {name}", run, batch_tokens or EvaluationConfig().batch_tokens)):
+    with out_of_memory_says(lambda: smaller_batches(f"analyze {name}", run, batch_tokens or BATCH_TOKENS)):
         result = analyse(opened, name)
     if opened.folder is not None:
         picture = save(png(ANALYSIS_FIGURES[name](result)), opened.folder / "figures" / f"{name}.png")
