@@ -17,7 +17,7 @@ CODE = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pnn.kernels import attention, cross_entropy, gate, norm, pointwise
+from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, rewriting
 
 capability = int(sys.argv[1])
 
@@ -50,6 +50,13 @@ for mode in range(3):
 for kernel in (gate._forward, gate._backward):
     floats = {"temperature": "*fp32", "temperature_shares": "*fp32"}
     build(kernel, 4, {"each": gate.ROWS, "width": 768, "block": 1024}, **numbers, **floats, **{"": "*bf16"})
+halves = ("states", "branches", "new_states", "compressed", "contexts", "grad_new_states", "grad_contexts", "grad_states")
+halves = dict.fromkeys((*halves, "grad_branches"), "*bf16")
+for count, taps in ((1, 1), (4, 1), (4, 4)):
+    shape = {"width": 768, "block": 1024, "count": count, "taps": taps, "rewrites": True, "erase": True, "generates": True}
+    more = {**halves, "tokens": "i32", "row_length": "i32", "eps": "fp32", "": "*fp32"}
+    for kernel, constants in ((rewriting._forward, {"reads": True}), (rewriting._backward, {"has_grad": True})):
+        build(kernel, rewriting.WARPS, {**shape, **constants, "each": 32, "from_state": True}, **more)
 rows = {"labels": "*i64", "row_weights": "*fp32", "losses": "*fp32", "logits": "*bf16"}
 build(cross_entropy._losses_and_gradients, 8, {"stride": 30592, "vocabulary": 30522, "block": 2048}, **rows)
 """
@@ -62,6 +69,6 @@ def test_every_kernel_compiles_and_fits(capability):
     done = subprocess.run([sys.executable, "-c", CODE, str(capability)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert len(built) == 14
+    assert len(built) == 20
     for *name, shared in built:
         assert int(shared) <= SHARED[capability] * 1024, name
