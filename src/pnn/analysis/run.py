@@ -32,6 +32,7 @@ from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
 from pnn.evaluation.reading import Loaded, LoadedRun, load_decoder, load_run
 from pnn.files import write_json
+from pnn.memory import give_back_freed_memory
 from pnn.models.base import MaskedLMBase
 from pnn.models.ddl import DDLForCausalLM
 from pnn.runs import read_json
@@ -148,6 +149,7 @@ def _held_out(
     run: str | Path, loaded: Loaded[Any], data: str | None, sequences: int, batch_tokens: int | None, progress: Progress
 ) -> tuple[HeldOut, Path | None]:
     """RUN's held-out text, or `data`; and the run folder, if results belong there."""
+    give_back_freed_memory()
     folder = runs.run_of(loaded.checkpoint) if isinstance(loaded.checkpoint, Path) else None
     config = runs.read_config(folder) if folder is not None else None
     settings = config.evaluation if config is not None else EvaluationConfig()

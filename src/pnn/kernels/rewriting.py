@@ -26,6 +26,7 @@ WIDEST = 2048
 TAPS = 4  # tokens of a compressor over tokens
 STATES_KEPT_EVERY = 4  # sublayers
 WARPS = 8
+REGISTERS: int | None = None  # a thread's, at most, in the backward pass; None: as the compiler likes
 PROGRAMS_PER_UNIT = 1  # of the backward pass, for each of the GPU's multiprocessors
 FORWARD_PROGRAMS = 8  # times as many in the forward pass, which has no gradients to add up
 
@@ -532,7 +533,7 @@ def _run_backward(
         tokens, tape.row_length, reader.eps, each=each,
         width=width, block=triton.next_power_of_2(width), count=channels, taps=reader.taps,
         rewrites=write is not None, erase=tape.erase, generates=generates, from_state=reader.from_state,
-        has_grad=grad_new_states is not None, num_warps=WARPS,
+        has_grad=grad_new_states is not None, num_warps=WARPS, maxnreg=REGISTERS,
     )  # fmt: skip
     summed = [
         None if share is None or part is None else share.sum(0).to(part.dtype)
