@@ -24,7 +24,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.plasticity.heads import Head, architecture_of, check_present, gate_layer, head_map, stretches
+from pnn.plasticity.architectures import architecture_of
+from pnn.plasticity.heads import Head, check_present, gate_layer, head_map, stretches
 
 WARM_UP_START = 0.01
 WARM_UP_STEPS = 100

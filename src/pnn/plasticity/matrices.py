@@ -51,7 +51,7 @@ class Projection:
 
     @property
     def dim(self) -> int:
-        """The dimension of the weight along which heads lie: what goes in for the output projection, what comes out elsewhere."""
+        """The dimension of the weight along which heads lie: what goes in for W_o, what comes out for the others."""
         return int(self.is_output != self.transposed)
 
     @property

@@ -4,7 +4,8 @@
 takes it too. Its config is the original's with one entry more, `head_map`. On disk that would not do: no class of transformers
 builds layers with different numbers of heads, and loading would fail over the shapes. So config.json says
 
-    {"model_type": "pnn_plastic", "original": {…, "model_type": "gpt2"}, "original_class": "GPT2LMHeadModel", "head_map": [[0, 2], …]}
+    {"model_type": "pnn_plastic", "head_map": [[0, 2], …], "original_class": "GPT2LMHeadModel",
+     "original": {"model_type": "gpt2", …}}
 
 and after `import pnn` the Auto classes find their way from there: build the original, cut its matrices to the map, read the
 weights. `save_pretrained` writes this too, so HF `Trainer` and our own loop leave checkpoints that load again.
@@ -13,7 +14,6 @@ weights. `save_pretrained` writes this too, so HF `Trainer` and our own loop lea
 from __future__ import annotations
 
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,7 +32,8 @@ from transformers import (
 from pnn.errors import UserError
 from pnn.files import new_folder, sha256, write_json
 from pnn.models.sections import load_model
-from pnn.plasticity.heads import architecture_of, rearrange
+from pnn.plasticity.architectures import architecture_of
+from pnn.plasticity.heads import rearrange
 from pnn.runs import verify_checkpoint
 
 
@@ -75,7 +76,7 @@ class Plastic:
         new_map = config.head_map
         config.head_map = None  # so long as the model is as its original's constructor makes it
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        rearrange(self, new_map)  # type: ignore[arg-type]
+        rearrange(self, new_map)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
@@ -153,16 +154,21 @@ def _classes(auto: Any, config_class: type[PreTrainedConfig]) -> tuple[type[PreT
     return known if isinstance(known, tuple) else (known,)
 
 
-@cache
+_MADE: dict[Any, type[PreTrainedModel]] = {}
+
+
 def plastic_class(original: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The original's class, made able to build and save other numbers of heads."""
+    """The original's class, made able to build and save other numbers of heads; one for each original."""
+    if original in _MADE:
+        return _MADE[original]
     entry = next((one for one in ENTRIES if original in _classes(one.auto, original.config_class)), None)
     if entry is None:
         kinds = ", ".join(one.auto.__name__ for one in ENTRIES)
         raise UserError(f"a reorganised {original.__name__} could not be loaded again: no class of {kinds}")
     # transformers looks into a class's module to see what its attention can do: that is the original's
     body = {"original_class": original, "__module__": original.__module__, "__doc__": original.__doc__}
-    return type(entry.__name__, (Plastic, original), body)
+    _MADE[original] = type(entry.__name__, (Plastic, original), body)
+    return _MADE[original]
 
 
 def as_plastic(model: PreTrainedModel) -> PreTrainedModel:

@@ -29,7 +29,8 @@ from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
 from pnn.objectives import IGNORE
-from pnn.plasticity.heads import Head, architecture_of, gated, head_map, heads, stretches
+from pnn.plasticity.architectures import architecture_of
+from pnn.plasticity.heads import Head, gated, head_map, heads, stretches
 
 Batch = Mapping[str, Any] | Tensor  # what a model's forward takes, or its input_ids alone
 ROUNDING = 1e-9  # 0.29 · 100 is 28.999…, and means 29
@@ -47,15 +48,13 @@ class Scores(dict[Head, float]):
         return {head: -value if self.highest_go else value for head, value in self.items()}
 
 
-def score(
-    model: PreTrainedModel, batches: Iterable[Batch] | None = None, method: str = "gradient", *, seed: int = 0
-) -> Scores:
+def score(model: PreTrainedModel, batches: Iterable[Batch] | None = None, method: str = "gradient", *, seed: int = 0) -> Scores:
     """A score for every head of the model. `batches` hold what the model takes (`input_ids`, `attention_mask`, `labels`, …) or
-    are `input_ids` themselves; a causal model's labels are its inputs where none are given. `magnitude` and `random` need none."""
+    are `input_ids` themselves; a causal model's labels are its inputs where none are given. magnitude and random need none."""
     if method not in METHODS:
         raise UserError(f"no way to score heads is called {method!r}{did_you_mean(method, METHODS)}")
     architecture_of(model)
-    ready = [_prepared(model, batch) for batch in batches or ()]
+    ready = [prepared(model, batch) for batch in batches or ()]
     if not ready and method not in ("magnitude", "random"):
         raise UserError(f"scoring heads by {method} needs batches of text")
     with undisturbed(model):
@@ -270,7 +269,7 @@ def _some_targets(total: int) -> None:
         raise UserError("no batch has a token to predict: every label is −100")
 
 
-def _prepared(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
+def prepared(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
     """A batch on the model's device. A causal model's labels are its inputs, and it needs no cache."""
     given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
     ready = {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in given.items()}
