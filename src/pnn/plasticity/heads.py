@@ -58,10 +58,13 @@ def check_present(model: PreTrainedModel, asked: Iterable[Head]) -> list[Head]:
 
 def check_absent(model: PreTrainedModel, asked: Iterable[Head], most: int) -> list[Head]:
     """These places for new heads, sorted. `most`: times the original number of heads that a layer may have."""
-    room = {(layer, index) for layer, count in enumerate(original_counts(model)) for index in range(most * count)}
     present = set(heads(model))
-    problem = f"there is no place {{}} in layer {{}}: it is taken, or beyond {most} times the original number of heads"
-    return sorted(_pairs(asked, room - present, problem))
+    room = {(layer, index) for layer, count in enumerate(original_counts(model)) for index in range(most * count)}
+    places = _pairs(asked, room | present, f"no head {{}} can grow in layer {{}}: layers have up to {most} times their original heads")
+    taken = sorted(places & present)
+    if taken:
+        raise UserError(f"no head {taken[0][1]} can grow in layer {taken[0][0]}: it is there already")
+    return sorted(places)
 
 
 def _pairs(asked: Iterable[Head], allowed: set[Head], problem: str) -> set[Head]:
