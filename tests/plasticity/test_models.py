@@ -19,6 +19,8 @@ from pnn.plasticity import grow, heads, load, prune, save
 from pnn.plasticity.heads import head_map
 from pnn.plasticity.models import PlasticConfig
 
+SMALL = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+
 
 def uneven(model):
     """Layers with different numbers of heads, one with none, one with a head more than it had."""
@@ -93,9 +95,7 @@ def test_a_model_as_it_was_saves_and_loads_too(model, logits, tmp_path):
             lambda: hf.BertForMultipleChoice(hf.BertConfig(**SMALL, num_hidden_layers=2)),
             "PlasticForMultipleChoice",
         ),
-    ]
-    if (SMALL := {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48})
-    else [],
+    ],
 )
 def test_models_without_a_language_head(auto, kind, name, tmp_path):
     pruned = prune(kind().eval(), [(0, 1), (0, 2)])
@@ -117,8 +117,8 @@ def test_what_a_caller_asks_of_transformers_is_heard(built, tmp_path):
     assert heads(fresh) == heads(eager)
 
 
-def test_with_a_tokenizer_it_is_a_folder_that_commands_take(built, tmp_path):
-    tokenizer = of_synthetic_language()
+def test_with_a_tokenizer_it_is_a_folder_that_commands_take(tmp_path):
+    tokenizer = of_synthetic_language(32)
     model = hf.GPT2LMHeadModel(
         hf.GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_head=2, n_layer=2, n_positions=32, eos_token_id=None)
     )
@@ -131,7 +131,8 @@ def test_with_a_tokenizer_it_is_a_folder_that_commands_take(built, tmp_path):
     assert text.startswith("the")
 
 
-def test_import_pnn_alone_is_enough(built, logits, tmp_path):
+@pytest.mark.slow
+def test_import_pnn_alone_is_enough(built, tmp_path):
     save(prune(built("llama"), [(0, 1)]), tmp_path / "model")
     program = (
         "import sys, pnn, transformers\n"

@@ -60,7 +60,9 @@ def check_absent(model: PreTrainedModel, asked: Iterable[Head], most: int) -> li
     """These places for new heads, sorted. `most`: times the original number of heads that a layer may have."""
     present = set(heads(model))
     room = {(layer, index) for layer, count in enumerate(original_counts(model)) for index in range(most * count)}
-    places = _pairs(asked, room | present, f"no head {{}} can grow in layer {{}}: layers have up to {most} times their original heads")
+    places = _pairs(
+        asked, room | present, f"no head {{}} can grow in layer {{}}: layers have up to {most} times their original heads"
+    )
     taken = sorted(places & present)
     if taken:
         raise UserError(f"no head {taken[0][1]} can grow in layer {taken[0][0]}: it is there already")
