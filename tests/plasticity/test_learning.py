@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ def test_the_factor(step, factor):
 
 def test_the_factor_rises_evenly():
     values = [warm_up_factor(step) for step in range(101)]
-    assert all(later > earlier for earlier, later in zip(values, values[1:], strict=False))
+    assert all(later > earlier for earlier, later in pairwise(values))
     assert warm_up_factor(0, steps=0) == 1.0
     assert warm_up_factor(5, steps=10) == pytest.approx(0.505)
 
