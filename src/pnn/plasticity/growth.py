@@ -47,8 +47,7 @@ from pnn.plasticity.scores import (
     Batch,
     Scores,
     attention_entropy,
-    batch_loss,
-    count_targets,
+    loss_gradients,
     prepared,
     share_of,
     undisturbed,
@@ -129,15 +128,9 @@ def _gradient(
     weights = list({id(one.parameter): one.parameter for parts in owned.values() for one in parts}.values())
     for weight in weights:
         weight.requires_grad_(True)
-    sums = {id(weight): torch.zeros_like(weight) for weight in weights}
-    with undisturbed(trial), torch.enable_grad(), gated(trial, gates):
-        for batch in batches:
-            targets = count_targets(trial, batch)
-            if targets:
-                gradients = torch.autograd.grad(targets * batch_loss(trial, batch), weights)
-                for weight, gradient in zip(weights, gradients, strict=True):
-                    sums[id(weight)] += gradient
-    return {head: sum(float(one.of(sums[id(one.parameter)]).norm()) for one in parts) for head, parts in owned.items()}
+    with undisturbed(trial), gated(trial, gates):
+        slopes = dict(zip(map(id, weights), loss_gradients(trial, batches, weights), strict=True))
+    return {head: sum(float(one.of(slopes[id(one.parameter)]).norm()) for one in parts) for head, parts in owned.items()}
 
 
 def _entropy_gap(

@@ -90,7 +90,8 @@ class WarmUp:
 class FasterUpdates:
     """Makes every step of an optimiser move these heads `multiplier` times as far. `remove` ends it.
 
-    Works with any optimiser of torch: it looks at what a step has done, not at how. Only the heads' own numbers are copied.
+    Works with any optimiser of torch (accelerate's wrapper holds one in `.optimizer`): it looks at what a step has done, not at
+    how. Only the heads' own numbers are copied.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: PreTrainedModel, heads: Iterable[Head], multiplier: float):

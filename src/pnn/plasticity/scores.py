@@ -185,25 +185,10 @@ def _contribution(model: PreTrainedModel, batches: Sequence[dict[str, Any]], see
 
 def _gradient(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
     gates = {layer: gate.requires_grad_() for layer, gate in _open_gates(model).items()}
-    with torch.enable_grad(), gated(model, gates):
-        sums = {layer: torch.zeros_like(gate) for layer, gate in gates.items()}
-        total = 0
-        for batch in batches:
-            targets = count_targets(model, batch)
-            if targets:
-                gradients = torch.autograd.grad(targets * batch_loss(model, batch), list(gates.values()))
-                total += targets
-                for layer, gradient in zip(gates, gradients, strict=True):
-                    sums[layer] += gradient
-    _some_targets(total)
+    with gated(model, gates):
+        slopes = dict(zip(gates, loss_gradients(model, batches, list(gates.values())), strict=True))
     layers = head_map(model)
-    return Scores(
-        {
-            (layer, index): abs(float(sums[layer][position])) / total
-            for layer in gates
-            for position, index in enumerate(layers[layer])
-        }
-    )
+    return Scores({(layer, index): abs(float(slopes[layer][at])) for layer in gates for at, index in enumerate(layers[layer])})
 
 
 def _random(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
@@ -248,6 +233,21 @@ def mean_loss(model: PreTrainedModel, batches: Iterable[dict[str, Any]]) -> Tens
             sum_ = sum_ + targets * batch_loss(model, batch).double()
     _some_targets(total)
     return sum_ / total
+
+
+def loss_gradients(model: PreTrainedModel, batches: Iterable[dict[str, Any]], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of `mean_loss` for these tensors alone: one forward and one backward pass over the data. No parameter's
+    `grad` is touched."""
+    total, sums = 0, [torch.zeros_like(tensor) for tensor in inputs]
+    with torch.enable_grad():
+        for batch in batches:
+            targets = count_targets(model, batch)
+            if targets:
+                total += targets
+                gradients = torch.autograd.grad(targets * batch_loss(model, batch), inputs)
+                sums = [sum_ + gradient for sum_, gradient in zip(sums, gradients, strict=True)]
+    _some_targets(total)
+    return [sum_ / total for sum_ in sums]
 
 
 def batch_loss(model: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
