@@ -205,6 +205,11 @@ def test_an_interrupted_save_leaves_nothing(built, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_push_while_saving_would_send_the_wrong_config(built, tmp_path):
+    with pytest.raises(UserError, match="call its push_to_hub"):
+        prune(built("gpt2"), [(0, 1)]).save_pretrained(tmp_path, push_to_hub=True)
+
+
 def test_a_class_that_could_not_be_loaded_again_is_refused():
     config = hf.GPT2Config(vocab_size=20, n_embd=16, n_head=2, n_layer=1)
     with pytest.raises(UserError, match="GPT2DoubleHeadsModel could not be loaded again"):

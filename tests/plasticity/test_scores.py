@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from pnn.nn.decoder import CausalAttention, Context, causal_mask, rotation
 from pnn.plasticity import Scores, choose, heads, masked, prune, score
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import gated, head_map, stretches
-from pnn.plasticity.scores import METHODS, mean_loss, row_entropy
+from pnn.plasticity.scores import METHODS, count_targets, mean_loss, row_entropy
 
 
 def plant(model, change):
@@ -190,6 +191,18 @@ def test_a_causal_model_needs_no_labels(decoder, texts):
     assert score(decoder, [ids], "gradient") == score(decoder, [{"input_ids": ids}], "gradient")
 
 
+@pytest.mark.parametrize("name", ["GPT2ForSequenceClassification", "BertForSequenceClassification"])
+def test_classifiers_have_one_target_a_row(name):
+    torch.manual_seed(0)
+    config = (hf.GPT2Config if name.startswith("GPT2") else hf.BertConfig)(
+        vocab_size=50, hidden_size=32, num_attention_heads=4, num_hidden_layers=2, intermediate_size=32, pad_token_id=0
+    )
+    model = getattr(hf, name)(config).eval()
+    rows = [batch | {"labels": torch.tensor([0, 1])} for batch in plain(2, 9)]
+    assert count_targets(model, rows[0]) == 2
+    assert len(set(score(model, rows, "contribution").values())) > 4
+
+
 # The others -----------------------------------------------------------------------------------------------------------
 
 
@@ -322,6 +335,13 @@ def test_text_without_a_target(built):
     for method in ("gradient", "contribution"):
         with pytest.raises(UserError, match="no batch has a token to predict"):
             score(built("gpt2"), nothing, method)
+
+
+def test_a_model_without_a_head_has_no_loss(built, texts):
+    encoder = built("bert").bert
+    assert score(encoder, texts(built("bert")), "entropy") == score(built("bert"), texts(built("bert")), "entropy")
+    with pytest.raises(UserError, match="without a head computes no loss"):
+        score(encoder, texts(built("bert")), "gradient")
 
 
 def test_a_model_whose_numbers_overflow(built, texts):

@@ -8,6 +8,7 @@ returns a model and leaves its input as it was. Importing this registers reorgan
     save(grown, "folder"); load("folder")
 """
 
+# `heads` here is the function, as the public names want it; its module is reached by `from pnn.plasticity.heads import …`
 from pnn.plasticity.growth import candidates, grow, propose
 from pnn.plasticity.heads import Head, heads, masked
 from pnn.plasticity.learning import FasterUpdates, WarmUp, warm_up_factor

@@ -79,10 +79,13 @@ class Plastic:
         rearrange(self, new_map)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("push_to_hub"):  # it would send the original's config before this one is written
+            raise UserError("save a reorganised model first and call its push_to_hub() then")
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         if kwargs.get("is_main_process", True):
             original = self.config.to_diff_dict()  # type: ignore[attr-defined]
             new_map = original.pop("head_map")
+            original["architectures"] = [self.original_class.__name__]
             config = PlasticConfig(original, self.original_class.__name__, new_map, architectures=[type(self).__name__])
             config.dtype = original.get("dtype")
             config.save_pretrained(save_directory)

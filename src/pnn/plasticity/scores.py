@@ -251,17 +251,17 @@ def loss_gradients(model: PreTrainedModel, batches: Iterable[dict[str, Any]], in
 
 
 def batch_loss(model: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
-    loss = model(**batch).loss
-    if loss is None:
-        raise UserError(f"a {type(model).__name__} computes no loss, so this measure says nothing about its heads")
-    return loss
+    if model.base_model is model:
+        raise UserError("a model without a head computes no loss: score its attention by entropy or magnitude")
+    return model(**batch).loss
 
 
 def count_targets(model: PreTrainedModel, batch: Mapping[str, Any]) -> int:
     if batch.get("labels") is None:
         raise UserError('batches need "labels" to measure a loss: the tokens behind the masks, −100 elsewhere')
     labels = batch["labels"]
-    return int((labels[:, 1:] if architecture_of(model).causal else labels).ne(IGNORE).sum())
+    shifted = architecture_of(model).causal and labels.dim() > 1  # a decoder's first token is nobody's target
+    return int((labels[:, 1:] if shifted else labels).ne(IGNORE).sum())
 
 
 def _some_targets(total: int) -> None:
