@@ -1,5 +1,6 @@
 """Plastic Neural Networks: transformers that rewrite instead of only adding."""
 
+from pnn import plasticity
 from pnn.models import (
     BertBaselineConfig,
     BertBaselineForMaskedLM,
@@ -32,4 +33,5 @@ __all__ = [
     "PNNForMultipleChoice",
     "PNNForSequenceClassification",
     "PNNModel",
+    "plasticity",
 ]

@@ -136,13 +136,16 @@ def attend_packed(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with biases (as `nn.MultiheadAttention`), its three input projections in one matrix."""
+    """Multi-head self-attention with biases (as `nn.MultiheadAttention`), its three input projections in one matrix.
+
+    Heads may have been taken away or added since (see `plasticity/`): `num_heads` times `head_width` need not be `hidden_size`.
+    """
 
     def __init__(self, hidden_size: int, num_heads: int, attention_dropout: float = 0.0):
         super().__init__()
         if hidden_size % num_heads:
             raise ValueError(f"num_attention_heads={num_heads} does not divide hidden_size={hidden_size}")
-        self.num_heads = num_heads
+        self.num_heads, self.head_width = num_heads, hidden_size // num_heads
         self.attention_dropout = attention_dropout
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
@@ -156,13 +159,32 @@ class SelfAttention(nn.Module):
 
     def context(self, h: Tensor, layout: Layout) -> Tensor:
         """concat_i softmax(q_i k_iᵀ / √d_head) v_i."""
-        *batch, hidden = h.shape
+        batch = h.shape[:-1]
+        if self.num_heads == 0:
+            return h.new_zeros(*batch, 0)  # W_o of nothing is its bias
         qkv = self.qkv(h)
-        parts = (3, self.num_heads, hidden // self.num_heads)
+        parts = (3, self.num_heads, self.head_width)
         dropout = self.attention_dropout if self.training else 0.0
         if layout.cu_seqlens is None:
             q, k, v = qkv.view(*batch, *parts).unbind(-3)
             out = padded_attention(q, k, v, layout.keep, dropout)
         else:
             out = attend_packed(qkv.view(-1, *parts), layout, dropout)
-        return out.reshape(*batch, hidden)
+        return out.reshape(*batch, self.num_heads * self.head_width)
+
+    def weights(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
+        """softmax(q_i k_iᵀ / √d_head), (sequences, heads, length, length), and which tokens are real. For whoever studies
+        attention: no fast form has these numbers."""
+        qkv = self.qkv(h)
+        if layout.cu_seqlens is None:
+            q, k, _ = qkv.view(*h.shape[:-1], 3, self.num_heads, self.head_width).permute(2, 0, 3, 1, 4)
+            keep = layout.keep
+        else:
+            rows = rows_of(qkv.view(-1, 3, self.num_heads, self.head_width), layout)
+            spread = qkv.reshape(-1, self.head_width).index_select(0, rows.spread)
+            q, k, _ = spread.view(3, -1, self.num_heads, rows.keep.shape[1], self.head_width)
+            keep = rows.keep
+        logits = (q @ k.transpose(-1, -2)).float() / math.sqrt(self.head_width)
+        if keep is not None:
+            logits = logits.masked_fill(~keep[:, None, None, :], -math.inf)
+        return logits.softmax(-1), keep

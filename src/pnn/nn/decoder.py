@@ -10,6 +10,7 @@ of the MLP.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,6 +76,8 @@ def causal_mask(keep: Tensor | None, length: int, past: int, device: torch.devic
 
 
 class CausalAttention(nn.Module):
+    """Heads may have been taken away or added since (see `plasticity/`): there may be none at all."""
+
     def __init__(self, hidden_size: int, num_heads: int, eps: float):
         super().__init__()
         self.num_heads, self.head_width = num_heads, hidden_size // num_heads
@@ -90,15 +93,33 @@ class CausalAttention(nn.Module):
     def attended(self, qkv: Tensor, context: Context, layer: int) -> Tensor:
         """Everything after the first product."""
         batch, length, _ = qkv.shape
-        q, k, v = qkv.view(batch, length, 3, self.num_heads, self.head_width).unbind(2)
-        q = self.query_norm(rotate(q, context.cos, context.sin)).transpose(1, 2)
-        k = self.key_norm(rotate(k, context.cos, context.sin)).transpose(1, 2)
-        v = v.transpose(1, 2)
+        if self.num_heads == 0:
+            if context.cache is not None:  # the first layer's cache says how long the text is: it needs something to count
+                nothing = qkv.new_zeros(batch, 1, length, 1)
+                context.cache.update(nothing, nothing, layer)
+            return self.out(qkv.new_zeros(batch, length, 0))
+        q, k, v = self.rotated(qkv, context)
         if context.cache is not None:
             k, v = context.cache.update(k, v, layer)
         causal = context.mask is None and length == k.shape[2] and length > 1
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, is_causal=causal)
         return self.out(out.transpose(1, 2).reshape(batch, length, -1))
+
+    def rotated(self, qkv: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (B, heads, T, width) each, the first two rotated and normalised."""
+        q, k, v = qkv.view(*qkv.shape[:2], 3, self.num_heads, self.head_width).unbind(2)
+        q = self.query_norm(rotate(q, context.cos, context.sin)).transpose(1, 2)
+        k = self.key_norm(rotate(k, context.cos, context.sin)).transpose(1, 2)
+        return q, k, v.transpose(1, 2)
+
+    def weights(self, c: Tensor, context: Context) -> Tensor:
+        """softmax(q_i k_iᵀ / √d_head + causal), (B, heads, T, T), of a text without cache. For whoever studies attention."""
+        q, k, _ = self.rotated(self.qkv(c), context)
+        seen = context.mask
+        if seen is None:
+            seen = torch.ones(c.shape[1], c.shape[1], dtype=torch.bool, device=c.device).tril()
+        logits = (q @ k.transpose(-1, -2)).float() / math.sqrt(self.head_width)
+        return logits.masked_fill(~seen, -math.inf).softmax(-1)
 
 
 class SwiGLU(nn.Module):

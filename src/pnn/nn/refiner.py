@@ -79,6 +79,8 @@ class DeltaRefiner(nn.Module):
         from pnn.kernels import refinement
 
         plain = all(type(module) in PLAIN_PARTS and untouched(module) for module in self.modules())
+        if self.attention.num_heads * self.attention.head_width != h.shape[-1]:
+            return False  # heads were taken away or added: the written-out step has the original shapes
         return plain and refinement.takes(h.shape[-1], self.attention.num_heads, layout.max_seqlen)
 
     def written_out(self, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:

@@ -1,0 +1,35 @@
+"""The plasticity cycle: prune attention heads, measure, grow new ones, learn. A head is a pair (layer, index); every function
+returns a model and leaves its input as it was. Importing this registers reorganised models with transformers' Auto classes.
+
+    scores = score(model, batches, method="gradient")
+    small = prune(model, choose(scores, 0.3))
+    grown = grow(small, new := propose(small, 0.1, "gradient", batches))
+    with WarmUp(grown, new) as warm_up: …                            # and FasterUpdates(optimizer, grown, new, 5.0)
+    save(grown, "folder"); load("folder")
+"""
+
+# `heads` here is the function, as the public names want it; its module is reached by `from pnn.plasticity.heads import …`
+from pnn.plasticity.growth import candidates, grow, propose
+from pnn.plasticity.heads import Head, heads, masked
+from pnn.plasticity.learning import FasterUpdates, WarmUp, warm_up_factor
+from pnn.plasticity.models import load, save
+from pnn.plasticity.scores import Scores, choose, score
+from pnn.plasticity.surgery import prune
+
+__all__ = [
+    "FasterUpdates",
+    "Head",
+    "Scores",
+    "WarmUp",
+    "candidates",
+    "choose",
+    "grow",
+    "heads",
+    "load",
+    "masked",
+    "propose",
+    "prune",
+    "save",
+    "score",
+    "warm_up_factor",
+]

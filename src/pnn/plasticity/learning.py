@@ -1,0 +1,125 @@
+"""Learning after growth: new heads come in slowly and learn fast.
+
+**Warm-up.** A new head's output is multiplied by
+
+    s(t) = min(1, s₀ + (1 − s₀) · t / T),   s₀ = 0.01, T = 100 updates:   0.01 at 0, 0.505 half-way, 1 from T on.
+
+**Differential learning rates.** A new head learns at m times the rate of the rest (3–5 in the source). Adam does not care how
+large a gradient is, so multiplying a new head's gradient changes nothing but its first few digits; and in a fused matrix a head
+has no parameter of its own that could get a learning rate. What is multiplied here is the update:
+
+    θ ← θ_before + m · (θ_after − θ_before)        for the head's part of each matrix and bias, after every optimiser step
+
+which is what a learning rate of m·η would have done there: Adam's step and decoupled weight decay are both proportional to η.
+The bias of W_o belongs to no head and learns at the common rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pnn.errors import UserError
+from pnn.plasticity.architectures import architecture_of
+from pnn.plasticity.heads import Head, check_present, gate_layer, head_map, stretches
+
+WARM_UP_START = 0.01
+WARM_UP_STEPS = 100
+
+
+def warm_up_factor(step: int, steps: int = WARM_UP_STEPS, start: float = WARM_UP_START) -> float:
+    """s(t), for updates counted from 0."""
+    return 1.0 if step >= steps else start + (1 - start) * step / steps
+
+
+class WarmUp:
+    """New heads that come in slowly. Call `at(step)` before each update; at the end nothing is left of it in the model.
+
+        with WarmUp(model, new_heads) as warm_up:
+            for step, batch in enumerate(batches):
+                warm_up.at(step)
+                ...
+
+    The factor is no part of the weights: a model that is saved before the end behaves as one whose warm-up is over, so whoever
+    resumes calls `at` with the step it resumes from.
+    """
+
+    def __init__(self, model: PreTrainedModel, heads: Iterable[Head], steps: int = WARM_UP_STEPS):
+        if steps < 0:
+            raise UserError(f"a warm-up of {steps} updates: it takes 0 or more")
+        self.steps = steps
+        self._new = check_present(model, heads)
+        self._model = model
+        self._layers = head_map(model)
+        self._gates: dict[int, Tensor] = {
+            layer: torch.ones(len(self._layers[layer]), device=model.device) for layer, _ in self._new
+        }
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> WarmUp:
+        self.at(0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def at(self, step: int) -> float:
+        """Set the factor for this update and return it. From the last step of the warm-up on, the hooks are gone."""
+        factor = warm_up_factor(step, self.steps)
+        if factor == 1.0:
+            self.remove()
+            return factor
+        for layer, index in self._new:
+            self._gates[layer][self._layers[layer].index(index)] = factor
+        if not self._hooks:
+            architecture = architecture_of(self._model)
+            attentions = architecture.attentions(self._model)
+            self._hooks = [gate_layer(architecture.output(attentions[at]), gate) for at, gate in self._gates.items()]
+        return factor
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+class FasterUpdates:
+    """Makes every step of an optimiser move these heads `multiplier` times as far. `remove` ends it.
+
+    Works with any optimiser of torch (accelerate's wrapper holds one in `.optimizer`): it looks at what a step has done, not at
+    how. Only the heads' own numbers are copied.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: PreTrainedModel, heads: Iterable[Head], multiplier: float):
+        if not multiplier > 0:
+            raise UserError(f"a learning rate multiplied by {multiplier}: it takes a number above 0")
+        self.multiplier = multiplier
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        owned = [one for head in check_present(model, heads) for one in stretches(model, head)]
+        if any(one.parameter.requires_grad and id(one.parameter) not in trained for one in owned):
+            raise UserError("the optimiser does not train the new heads: make it after growing them")
+        self._owned = [one for one in owned if id(one.parameter) in trained]
+        self._before: list[Tensor] = []
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._remember),
+            optimizer.register_step_post_hook(self._stretch),
+        ]
+
+    def _remember(self, *_: object) -> None:
+        self._before = [one.view().detach().clone() for one in self._owned]
+
+    @torch.no_grad()
+    def _stretch(self, *_: object) -> None:
+        for one, before in zip(self._owned, self._before, strict=True):
+            now = one.view()
+            now.copy_(before + self.multiplier * (now - before))
+        self._before = []
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []

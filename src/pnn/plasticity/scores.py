@@ -1,0 +1,297 @@
+"""How useful each head is, by six measures, and which ones to prune.
+
+    entropy       H = mean over rows of −Σ_j A_ij ln A_ij      nats; uniform attention over S keys has ln S, one-hot 0
+    magnitude     ‖W_Q‖ + ‖W_K‖ + ‖W_V‖ + ‖W_O‖                of the head's part of each matrix (Frobenius)
+    contribution  loss with the head masked − loss             exact leave-one-out: one pass over the data a head
+    gradient      |∂loss/∂g| at g = 1, g the head's gate       first order of the same: all heads in one forward and backward
+    random        uniform in [0, 1), by seed
+    combined      mean of the ranks by entropy, magnitude and gradient (contribution would cost a pass a head)
+
+Heads with *high* entropy look everywhere and go first; by every other measure the *lowest* go. `Scores` remembers which.
+
+Departures from the source. Its entropy adds ε inside the logarithm; here 0 ln 0 = 0. Under a causal mask row i has at most
+ln(i + 1): all heads have the same rows, so a comparison of heads is fair; `normalised_entropy` divides every row by what is
+possible there (rows that see one key are left out) and lies in [0, 1]. Rows of padding do not count. The loss is a mean over
+targets of all batches, not a mean of the batches' means.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pnn.errors import UserError, did_you_mean
+from pnn.objectives import IGNORE
+from pnn.plasticity.architectures import architecture_of
+from pnn.plasticity.heads import Head, gated, head_map, heads, stretches
+
+Batch = Mapping[str, Any] | Tensor  # what a model's forward takes, or its input_ids alone
+ROUNDING = 1e-9  # 0.29 · 100 is 28.999…, and means 29
+
+
+class Scores(dict[Head, float]):
+    """A number for each head, and whether the highest or the lowest go first."""
+
+    def __init__(self, values: Mapping[Head, float], *, highest_go: bool = False):
+        super().__init__(values)
+        self.highest_go = highest_go
+
+    def usefulness(self) -> dict[Head, float]:
+        """The same numbers so that higher is better."""
+        return {head: -value if self.highest_go else value for head, value in self.items()}
+
+
+def score(model: PreTrainedModel, batches: Iterable[Batch] | None = None, method: str = "gradient", *, seed: int = 0) -> Scores:
+    """A score for every head of the model. `batches` hold what the model takes (`input_ids`, `attention_mask`, `labels`, …) or
+    are `input_ids` themselves; a causal model's labels are its inputs where none are given. magnitude and random need none."""
+    if method not in METHODS:
+        raise UserError(f"no way to score heads is called {method!r}{did_you_mean(method, METHODS)}")
+    architecture_of(model)
+    ready = [prepared(model, batch) for batch in batches or ()]
+    if not ready and method not in ("magnitude", "random"):
+        raise UserError(f"scoring heads by {method} needs batches of text")
+    with undisturbed(model):
+        scores = METHODS[method](model, ready, seed)
+    wrong = next((head for head, value in scores.items() if not math.isfinite(value)), None)
+    if wrong is not None:
+        raise UserError(f"the score of head {wrong[1]} in layer {wrong[0]} is {scores[wrong]}: the model's numbers overflow")
+    return scores
+
+
+def choose(scores: Mapping[Head, float], ratio: float, *, per_layer: bool = False, floor: int = 1) -> list[Head]:
+    """The heads to prune: ⌊ratio · N⌋ of N, the least useful first, ties by (layer, index). A layer keeps at least `floor`
+    (0 lets whole layers go). `per_layer` takes the same share of every layer; where that is no whole number, layers with the
+    largest remainder lose one more, so that the total is the same."""
+    if not 0 <= ratio <= 1:
+        raise UserError(f"the share of heads to prune is {ratio}, but it lies between 0 and 1")
+    useful = scores.usefulness() if isinstance(scores, Scores) else dict(scores)
+    order = sorted(useful, key=lambda head: (useful[head], head))
+    layers = sorted({layer for layer, _ in order})
+    sizes = {layer: sum(at == layer for at, _ in order) for layer in layers}
+    wanted = share_of(len(order), ratio)
+    allowed = {layer: max(0, sizes[layer] - floor) for layer in layers}
+    if per_layer:
+        allowed = {layer: min(allowed[layer], quota) for layer, quota in _quotas(sizes, ratio, wanted).items()}
+    gone: list[Head] = []
+    for head in order:
+        if len(gone) < wanted and allowed[head[0]] > 0:
+            allowed[head[0]] -= 1
+            gone.append(head)
+    if len(gone) < wanted:
+        raise UserError(
+            f"cannot prune {wanted} of {len(order)} heads and keep {floor} in each layer: {len(gone)} is the most"
+            + (" when every layer loses the same share" if per_layer else "")
+        )
+    return sorted(gone)
+
+
+def share_of(count: int, ratio: float) -> int:
+    """⌊ratio · count⌋, without the surprises of binary fractions."""
+    return math.floor(ratio * count + ROUNDING)
+
+
+def _quotas(sizes: Mapping[int, int], ratio: float, wanted: int) -> dict[int, int]:
+    quotas = {layer: share_of(size, ratio) for layer, size in sizes.items()}
+    by_remainder = sorted(sizes, key=lambda layer: (quotas[layer] - ratio * sizes[layer], layer))
+    for layer in by_remainder[: wanted - sum(quotas.values())]:
+        quotas[layer] += 1
+    return quotas
+
+
+# Measures -------------------------------------------------------------------------------------------------------------
+
+
+def row_entropy(weights: Tensor) -> Tensor:
+    """−Σ_j A_ij ln A_ij of each row, in nats."""
+    return torch.special.entr(weights.float()).sum(-1)
+
+
+def attention_entropy(
+    model: PreTrainedModel, batches: Sequence[dict[str, Any]], *, normalised: bool = False
+) -> tuple[dict[Head, float], float]:
+    """Mean entropy of each head's rows, and the mean of what was possible, ln(keys in sight)."""
+    architecture, layers = architecture_of(model), head_map(model)
+    sums = [torch.zeros(len(row), dtype=torch.float64, device=model.device) for row in layers]
+    rows = torch.zeros((), dtype=torch.float64, device=model.device)
+    possible = torch.zeros_like(rows)
+    passes = [torch.zeros_like(rows) for _ in layers]  # rows that each layer has seen: a refiner runs several times
+    keep_of_batch: Tensor | None = None
+
+    def see(layer: int, weights: Tensor, keep: Tensor | None) -> None:
+        nonlocal rows, possible
+        keep = keep_of_batch if keep is None else keep
+        real = weights.new_ones(weights.shape[0], weights.shape[2], dtype=torch.bool) if keep is None else keep.bool()
+        counted = real.long()
+        in_sight = counted.cumsum(1) if architecture.causal else counted.sum(1, keepdim=True).expand_as(counted)
+        most = in_sight.clamp(min=1).double().log()
+        entropy = row_entropy(weights).double()
+        if normalised:
+            real = real & (in_sight > 1)
+            entropy = entropy / most.clamp(min=1e-12)[:, None]
+        by_query = (entropy * real[:, None]).sum((0, 2))
+        sums[layer] += by_query.view(len(layers[layer]), -1).mean(1)  # a group of queries counts as one head
+        passes[layer] += real.sum()
+        rows, possible = rows + real.sum(), possible + (most * real).sum()
+
+    with torch.no_grad(), architecture.watching(model, see):
+        for batch in batches:
+            mask = batch.get("attention_mask")
+            keep_of_batch = None if mask is None else mask.bool()
+            model(**{key: value for key, value in batch.items() if key != "labels"})
+    means = {
+        (layer, index): float(sums[layer][position] / passes[layer].clamp(min=1))
+        for layer, row in enumerate(layers)
+        for position, index in enumerate(row)
+    }
+    return means, float(possible / rows.clamp(min=1))
+
+
+def _entropy(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
+    return Scores(attention_entropy(model, batches)[0], highest_go=True)
+
+
+def _normalised_entropy(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
+    return Scores(attention_entropy(model, batches, normalised=True)[0], highest_go=True)
+
+
+def _magnitude(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
+    def norms(head: Head) -> float:
+        matrices = [one.view().detach().float() for one in stretches(model, head) if one.parameter.dim() > 1]
+        return float(torch.stack([matrix.norm() for matrix in matrices]).sum())
+
+    return Scores({head: norms(head) for head in heads(model)})
+
+
+def _contribution(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
+    layers = head_map(model)
+    gates = _open_gates(model)
+    scores = {}
+    with torch.no_grad(), gated(model, gates):
+        base = float(mean_loss(model, batches))
+        for layer, row in enumerate(layers):
+            for position, index in enumerate(row):
+                gates[layer][position] = 0
+                scores[layer, index] = float(mean_loss(model, batches)) - base
+                gates[layer][position] = 1
+    return Scores(scores)
+
+
+def _gradient(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
+    gates = {layer: gate.requires_grad_() for layer, gate in _open_gates(model).items()}
+    with gated(model, gates):
+        slopes = dict(zip(gates, loss_gradients(model, batches, list(gates.values())), strict=True))
+    layers = head_map(model)
+    return Scores({(layer, index): abs(float(slopes[layer][at])) for layer in gates for at, index in enumerate(layers[layer])})
+
+
+def _random(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
+    draw = random.Random(seed)
+    return Scores({head: draw.random() for head in heads(model)})
+
+
+def _combined(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
+    ranks = [_ranks(measure(model, batches, seed).usefulness()) for measure in (_entropy, _magnitude, _gradient)]
+    return Scores({head: sum(rank[head] for rank in ranks) / len(ranks) for head in heads(model)})
+
+
+def _ranks(useful: Mapping[Head, float]) -> dict[Head, float]:
+    """0 for the least useful, 1 for the most; equal ones share theirs."""
+    values = torch.tensor(list(useful.values()), dtype=torch.float64)
+    below = (values[None] < values[:, None]).sum(1) + ((values[None] == values[:, None]).sum(1) - 1) / 2
+    return dict(zip(useful, (below / max(1, len(values) - 1)).tolist(), strict=True))
+
+
+METHODS: dict[str, Callable[[PreTrainedModel, Sequence[dict[str, Any]], int], Scores]] = {
+    "entropy": _entropy,
+    "normalised_entropy": _normalised_entropy,
+    "magnitude": _magnitude,
+    "contribution": _contribution,
+    "gradient": _gradient,
+    "taylor": _gradient,  # its other name
+    "random": _random,
+    "combined": _combined,
+}
+
+
+# The loss -------------------------------------------------------------------------------------------------------------
+
+
+def mean_loss(model: PreTrainedModel, batches: Iterable[dict[str, Any]]) -> Tensor:
+    """The model's loss over all targets of all batches."""
+    total, sum_ = 0, torch.zeros((), dtype=torch.float64, device=model.device)
+    for batch in batches:
+        targets = count_targets(model, batch)
+        if targets:
+            total += targets
+            sum_ = sum_ + targets * batch_loss(model, batch).double()
+    _some_targets(total)
+    return sum_ / total
+
+
+def loss_gradients(model: PreTrainedModel, batches: Iterable[dict[str, Any]], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of `mean_loss` for these tensors alone: one forward and one backward pass over the data. No parameter's
+    `grad` is touched."""
+    total, sums = 0, [torch.zeros_like(tensor) for tensor in inputs]
+    with torch.enable_grad():
+        for batch in batches:
+            targets = count_targets(model, batch)
+            if targets:
+                total += targets
+                gradients = torch.autograd.grad(targets * batch_loss(model, batch), inputs)
+                sums = [sum_ + gradient for sum_, gradient in zip(sums, gradients, strict=True)]
+    _some_targets(total)
+    return [sum_ / total for sum_ in sums]
+
+
+def batch_loss(model: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
+    if model.base_model is model:
+        raise UserError("a model without a head computes no loss: score its attention by entropy or magnitude")
+    return model(**batch).loss
+
+
+def count_targets(model: PreTrainedModel, batch: Mapping[str, Any]) -> int:
+    if batch.get("labels") is None:
+        raise UserError('batches need "labels" to measure a loss: the tokens behind the masks, −100 elsewhere')
+    labels = batch["labels"]
+    shifted = architecture_of(model).causal and labels.dim() > 1  # a decoder's first token is nobody's target
+    return int((labels[:, 1:] if shifted else labels).ne(IGNORE).sum())
+
+
+def _some_targets(total: int) -> None:
+    if total == 0:
+        raise UserError("no batch has a token to predict: every label is −100")
+
+
+def prepared(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
+    """A batch on the model's device. A causal model's labels are its inputs, and it needs no cache."""
+    given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
+    ready = {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in given.items()}
+    if architecture_of(model).causal:
+        ready.setdefault("use_cache", False)
+        if "labels" not in ready and model.can_generate():
+            mask = ready.get("attention_mask")
+            ready["labels"] = ready["input_ids"] if mask is None else ready["input_ids"].masked_fill(mask == 0, IGNORE)
+    return ready
+
+
+def _open_gates(model: PreTrainedModel) -> dict[int, Tensor]:
+    return {layer: torch.ones(len(row), device=model.device) for layer, row in enumerate(head_map(model)) if row}
+
+
+@contextmanager
+def undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout; afterwards every module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,213 @@
+"""Growing heads: where they go, and what they leave unchanged."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from pnn.errors import UserError
+from pnn.plasticity import Scores, candidates, grow, heads, propose, prune, score
+from pnn.plasticity.growth import STRATEGIES, count_to_grow, pick
+from pnn.plasticity.heads import head_map, stretches
+
+
+def first_new(model, layer=1):
+    """The first place beyond the original number of heads."""
+    return layer, len(head_map(model)[layer])
+
+
+# What they start as ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("init", ["zero", "clone"])
+def test_growth_leaves_the_logits_as_they_were(model, logits, init):
+    pruned = prune(model, [(0, 0), (2, 1), (2, 2)])
+    grown = grow(pruned, [(0, 0), (2, 2), first_new(model)], init=init)
+    assert len(heads(grown)) == len(heads(pruned)) + 3
+    assert (logits(grown) - logits(pruned)).abs().max() < (1e-6 if init == "zero" else 1e-5)
+
+
+def test_two_clones_of_one_head_share_its_output(model, logits):
+    pruned = prune(model, [(0, index) for index in range(1, len(head_map(model)[0]))])
+    grown = grow(pruned, [(0, 1), (0, 2)], init="clone")
+    assert (logits(grown) - logits(pruned)).abs().max() < 1e-5
+    outputs = [next(one.view() for one in stretches(grown, (0, at)) if one.role == "o") for at in range(3)]
+    assert not torch.equal(outputs[0], outputs[1])  # so that they part in training
+    old = next(one.view() for one in stretches(pruned, (0, 0)) if one.role == "o")
+    assert (sum(outputs) - old).abs().max() < 1e-6
+
+
+def test_a_small_random_start_changes_a_little(model, logits):
+    pruned = prune(model, [(0, 0)])
+    change = (logits(grow(pruned, [(0, 0)], init="random")) - logits(pruned)).abs().max()
+    whole = (logits(model) - logits(pruned)).abs().max()
+    assert 1e-5 < change < whole
+
+
+def test_a_new_head_is_as_spread_out_as_its_neighbours_and_writes_nothing(model):
+    grown = grow(model, [first_new(model)])
+    for one in stretches(grown, first_new(model)):
+        if one.role == "o" or one.parameter.dim() == 1:
+            assert not one.view().any()
+        else:
+            old = torch.cat([o.view().flatten() for h in heads(model) for o in stretches(model, h) if o.role == one.role])
+            assert 0.6 < one.view().std() / old.std() < 1.7
+
+
+def test_a_head_that_writes_nothing_learns(model, texts):
+    grown = grow(prune(model, [(1, 1)]), [(1, 1)])
+    grown(**texts(model)[0]).loss.backward()
+    written = next(one for one in stretches(grown, (1, 1)) if one.role == "o")
+    assert written.of(written.parameter.grad).abs().max() > 0
+
+
+def test_starts_come_from_their_seed(built):
+    one, same, other = (grow(built("gpt2"), [(0, 4)], seed=seed) for seed in (1, 1, 2))
+    values = [next(iter(stretches(model, (0, 4)))).view() for model in (one, same, other)]
+    assert torch.equal(values[0], values[1])
+    assert not torch.equal(values[0], values[2])
+
+
+# Where ----------------------------------------------------------------------------------------------------------------
+
+
+def test_candidates_are_removed_places_and_on_request_new_ones(built):
+    model = built("gpt2")
+    pruned = prune(model, [(0, 1), (2, 0), (2, 3)])
+    assert candidates(model) == []
+    assert candidates(pruned) == [(0, 1), (2, 0), (2, 3)]
+    assert candidates(grow(pruned, [(1, 4)]), beyond=1) == [(0, 1), (0, 4), (1, 5), (2, 0), (2, 3), (2, 4)]
+
+
+def test_a_tenth_of_distilgpt2_is_seven():
+    assert count_to_grow(72, 0.1, 21) == 7
+    assert count_to_grow(72, 0.33 * 21 / 72, 21) == 6  # a third of what was pruned
+    assert count_to_grow(72, 0.001, 21) == 1
+    assert count_to_grow(72, 0.5, 21) == 21
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_on_every_model(model, texts, strategy):
+    lost = score(model, method="magnitude")
+    gone = [head for head in heads(model) if head[0] == 0] + [(1, 0), (1, 2)]
+    pruned = prune(model, gone, whole_layers=True)
+    before = {name: value.clone() for name, value in pruned.state_dict().items()}
+    chosen = propose(pruned, 0.3, strategy, texts(model), lost=lost, seed=3)
+    assert len(set(chosen)) == len(chosen) == int(0.3 * len(heads(model)))
+    assert set(chosen) <= set(gone)
+    assert all(torch.equal(value, before[name]) for name, value in pruned.state_dict().items())
+    assert chosen == propose(pruned, 0.3, strategy, texts(model), lost=lost, seed=3)
+
+
+def test_gradients_tell_layers_apart_and_find_the_one_that_is_heard(built, texts):
+    """Layer 1's attention is made deaf: what it would add is multiplied by almost nothing, so a head there is of no use."""
+    model = copy.deepcopy(built("gpt2"))
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_proj.weight.mul_(1e-6)
+    pruned = prune(model, [(layer, index) for layer in range(3) for index in (0, 1)])
+    wishes = STRATEGIES["gradient"](pruned, candidates(pruned), texts(model), None, 0)
+    assert len(set(wishes.values())) == 6
+    assert max(wishes[1, 0], wishes[1, 1]) < 1e-3 * min(value for head, value in wishes.items() if head[0] != 1)
+
+
+def test_the_entropy_gap_goes_to_layers_that_look_at_few_places(built, texts):
+    model = copy.deepcopy(built("bert"))
+    with torch.no_grad():
+        for index in range(4):
+            for one in stretches(model, (1, index)):
+                if one.role == "q":
+                    one.view().mul_(50)  # sharp attention in layer 1
+            for one in stretches(model, (2, index)):
+                if one.role == "q":
+                    one.view().zero_()  # uniform attention in layer 2
+    pruned = prune(model, [(layer, 0) for layer in range(3)])
+    wishes = STRATEGIES["entropy_gap"](pruned, candidates(pruned), [{"input_ids": texts(model)[0]["input_ids"]}], None, 0)
+    assert wishes[1, 0] > wishes[0, 0] > wishes[2, 0]
+    assert wishes[2, 0] == pytest.approx(0, abs=1e-5)
+
+
+def test_a_uniform_causal_head_leaves_no_gap(built):
+    model = copy.deepcopy(built("llama"))
+    with torch.no_grad():
+        for head in heads(model):
+            for one in stretches(model, head):
+                if one.role == "q":
+                    one.view().zero_()
+    pruned = prune(model, [(0, 0)])
+    batch = {"input_ids": torch.arange(1, 10)[None], "use_cache": False}
+    assert STRATEGIES["entropy_gap"](pruned, [(0, 0)], [batch], None, 0)[0, 0] == pytest.approx(0, abs=1e-5)
+
+
+def test_balanced_growth_counts_anew_after_each_head(built):
+    gone = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3), (2, 0)]
+    pruned = prune(built("gpt2"), gone, whole_layers=True)  # 0, 1 and 3 heads
+    assert propose(pruned, 5 / 12, "balanced") == [(0, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+def test_the_most_useful_of_the_lost_come_back(built):
+    pruned = prune(built("gpt2"), [(0, 0), (1, 1), (2, 2)])
+    lost = {(0, 0): 1.0, (1, 1): 3.0, (2, 2): 2.0}
+    assert propose(pruned, 2 / 12, "importance", lost=lost) == [(1, 1), (2, 2)]
+    assert propose(pruned, 2 / 12, "importance", lost=Scores(lost, highest_go=True)) == [(0, 0), (2, 2)]
+    assert propose(pruned, 4 / 12, "importance", lost=lost, beyond=1)[-1] == (0, 4)  # never had a score
+
+
+def test_random_growth_comes_from_its_seed(built):
+    pruned = prune(built("gpt2"), [(layer, index) for layer in range(3) for index in range(3)])
+    chosen = [propose(pruned, 0.25, "random", seed=seed) for seed in (1, 1, 2)]
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
+def test_ties_go_to_the_layer_with_fewer_heads():
+    wishes = {(0, 0): 1.0, (0, 1): 1.0, (1, 0): 1.0, (2, 0): 2.0}
+    assert pick(wishes, 4, [2, 1, 5]) == [(2, 0), (1, 0), (0, 0), (0, 1)]
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([(0, 1)], "it is there already"),
+        ([(0, 8)], "up to 2 times"),
+        ([(3, 0)], "up to 2 times"),
+        ([(0, -1)], "up to 2 times"),
+        ([None], "a pair"),
+    ],
+)
+def test_a_place_where_nothing_can_grow(built, asked, message):
+    with pytest.raises(UserError, match=message):
+        grow(built("gpt2"), asked)
+
+
+def test_a_clone_needs_a_neighbour(built):
+    empty = prune(built("gpt2"), [(0, index) for index in range(4)], whole_layers=True)
+    with pytest.raises(UserError, match="no head to clone"):
+        grow(empty, [(0, 0)], init="clone")
+
+
+def test_misspelt_names(built):
+    with pytest.raises(UserError, match='did you mean "zero"'):
+        grow(built("gpt2"), [(0, 4)], init="zeros")
+    with pytest.raises(UserError, match='did you mean "balanced"'):
+        propose(built("gpt2"), 0.1, "balance")
+
+
+def test_what_a_strategy_lacks(built):
+    pruned = prune(built("gpt2"), [(0, 0)])
+    for strategy in ("gradient", "entropy_gap"):
+        with pytest.raises(UserError, match="needs batches"):
+            propose(pruned, 0.1, strategy)
+    with pytest.raises(UserError, match="scores that removed heads had"):
+        propose(pruned, 0.1, "importance")
+
+
+def test_no_place_and_no_share(built):
+    with pytest.raises(UserError, match="no place to grow"):
+        propose(built("gpt2"), 0.1, "random")
+    for ratio in (0.0, 1.5):
+        with pytest.raises(UserError, match="above 0 and up to 1"):
+            propose(prune(built("gpt2"), [(0, 0)]), ratio, "random")

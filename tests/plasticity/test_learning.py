@@ -1,0 +1,183 @@
+"""New heads come in slowly and learn fast: the factor's values, and updates m times as long."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+
+from pnn.errors import UserError
+from pnn.plasticity import FasterUpdates, WarmUp, grow, heads, prune, warm_up_factor
+from pnn.plasticity.heads import gated, head_map, stretches
+
+
+def optimizer_of(model, kind=torch.optim.AdamW, **more):
+    return kind(model.parameters(), lr=1e-2, **more)
+
+
+def trained(model, batch, new, multiplier, steps=1, **settings):
+    """A copy after some updates of AdamW."""
+    other = copy.deepcopy(model)
+    optimizer = optimizer_of(other, **settings)
+    if multiplier is not None:
+        FasterUpdates(optimizer, other, new, multiplier)
+    for _ in range(steps):
+        other(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return other
+
+
+def moves(model, start, head):
+    return [one.view() - old.view() for one, old in zip(stretches(model, head), stretches(start, head), strict=True)]
+
+
+# Warm-up --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "factor"), [(0, 0.01), (50, 0.505), (100, 1.0), (200, 1.0)])
+def test_the_factor(step, factor):
+    assert warm_up_factor(step) == pytest.approx(factor)
+
+
+def test_the_factor_rises_evenly():
+    values = [warm_up_factor(step) for step in range(101)]
+    assert all(later > earlier for earlier, later in pairwise(values))
+    assert warm_up_factor(0, steps=0) == 1.0
+    assert warm_up_factor(5, steps=10) == pytest.approx(0.505)
+
+
+def test_the_factor_multiplies_what_new_heads_hand_on(model, logits):
+    new = [(0, 1), (2, 0)]
+    gates = {layer: torch.ones(len(row)) for layer, row in enumerate(head_map(model))}
+    for layer, position in new:
+        gates[layer][position] = 0.505
+    with gated(model, gates):
+        expected = logits(model)
+    with WarmUp(model, new) as warm_up:
+        early = logits(model)
+        assert warm_up.at(50) == pytest.approx(0.505)
+        assert torch.equal(logits(model), expected)
+        assert warm_up.at(100) == 1.0
+        assert not any(module._forward_pre_hooks for module in model.modules())
+        assert warm_up.at(10) == pytest.approx(0.109)  # whoever goes back to an earlier step gets its factor
+    assert not torch.equal(early, expected)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_warm_up_can_last_no_time(built, logits):
+    model = built("gpt2")
+    with WarmUp(model, [(0, 1)], steps=0):
+        assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+# Updates --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 3.0, 5.0])
+def test_the_first_step_of_a_new_head_is_m_times_as_long(model, texts, multiplier):
+    new, batch = (1, 1), texts(model)[0]
+    grown = grow(prune(model, [new]), [new], init="random")
+    slow, fast = (trained(grown, batch, [new], m, weight_decay=0.1) for m in (None, multiplier))
+    for once, more in zip(moves(slow, grown, new), moves(fast, grown, new), strict=True):
+        assert once.abs().max() > 0
+        assert (more - multiplier * once).abs().max() < 1e-6
+    for name, value in slow.state_dict().items():  # what is shared with no new head moved as ever
+        if all(value.shape != one.parameter.shape for one in stretches(grown, new)):
+            assert torch.equal(fast.state_dict()[name], value)
+    for head in heads(grown):
+        if head != new:
+            for once, more in zip(moves(slow, grown, head), moves(fast, grown, head), strict=True):
+                assert torch.equal(once, more)
+
+
+def test_it_is_a_learning_rate_m_times_as_high(built, texts):
+    """Over several steps: the new head's part of a fused matrix against a parameter group of its own rate."""
+    # in 64 bit: the gradient of keys' biases is zero but for rounding, of which Adam would make whole steps
+    model, batch = copy.deepcopy(built("gpt2")).double(), texts(built("gpt2"))[0]
+    everything = [(1, index) for index in range(4)]  # all heads of a layer: its matrices can have a group of their own
+    fast = trained(model, batch, everything, 4.0, steps=3, weight_decay=0.1)
+    grouped = copy.deepcopy(model)
+    attention = grouped.transformer.h[1].attn
+    own = [attention.c_attn.weight, attention.c_attn.bias, attention.c_proj.weight]
+    rest = [parameter for parameter in grouped.parameters() if all(parameter is not one for one in own)]
+    optimizer = torch.optim.AdamW([{"params": rest}, {"params": own, "lr": 4e-2}], lr=1e-2, weight_decay=0.1)
+    for _ in range(3):
+        grouped(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in grouped.state_dict().items():
+        assert (fast.state_dict()[name] - value).abs().max() < 1e-9, name
+
+
+def test_a_gradient_m_times_as_large_would_have_done_nothing(built, texts):
+    """Why the update is what is scaled."""
+    model, batch, head = copy.deepcopy(built("gpt2")).double(), texts(built("gpt2"))[0], (1, 1)
+    plain = trained(model, batch, [], None)
+    scaled = copy.deepcopy(model)
+    optimizer = optimizer_of(scaled)
+    scaled(**batch).loss.backward()
+    for one in stretches(scaled, head):
+        one.of(one.parameter.grad).mul_(5)
+    optimizer.step()
+    for one, other in zip(moves(plain, model, head), moves(scaled, model, head), strict=True):
+        assert (one - other).abs().mean() < 0.01 * one.abs().mean()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad])
+def test_any_optimiser(built, texts, kind):
+    model, batch, head = built("opt"), texts(built("opt"))[0], (0, 2)
+    slow, fast = (trained(model, batch, [head], m, kind=kind) for m in (None, 3.0))
+    for once, more in zip(moves(slow, model, head), moves(fast, model, head), strict=True):
+        assert (more - 3 * once).abs().max() < 1e-6
+
+
+def test_it_ends_when_it_is_removed(built, texts):
+    model, batch, head = built("gpt2"), texts(built("gpt2"))[0], (0, 2)
+    other = copy.deepcopy(model)
+    optimizer = optimizer_of(other)
+    FasterUpdates(optimizer, other, [head], 5.0).remove()
+    other(**batch).loss.backward()
+    optimizer.step()
+    plain = trained(model, batch, [], None)
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in other.state_dict().items())
+
+
+# A cycle in small -----------------------------------------------------------------------------------------------------
+
+
+def test_a_pruned_and_grown_model_learns(built, texts):
+    model, batches = built("llama"), texts(built("llama"))
+    new = [(0, 1)]
+    grown = grow(prune(model, [(0, 1), (2, 0)]), new)
+    before = float(grown(**batches[0]).loss.detach())
+    optimizer = torch.optim.AdamW(grown.parameters(), lr=3e-3)
+    faster = FasterUpdates(optimizer, grown, new, 5.0)
+    with WarmUp(grown, new, steps=10) as warm_up:
+        for step in range(20):
+            warm_up.at(step)
+            grown(**batches[0]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    faster.remove()
+    assert float(grown(**batches[0]).loss.detach()) < 0.7 * before
+    written = next(one for one in stretches(grown, new[0]) if one.role == "o")
+    assert written.view().abs().max() > 0.01
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be(built):
+    model = built("gpt2")
+    optimizer = optimizer_of(copy.deepcopy(model))
+    with pytest.raises(UserError, match="above 0"):
+        FasterUpdates(optimizer, model, [(0, 0)], 0.0)
+    with pytest.raises(UserError, match="make it after growing"):
+        FasterUpdates(optimizer, model, [(0, 0)], 2.0)
+    with pytest.raises(UserError, match="no head 9"):
+        WarmUp(model, [(0, 9)])
+    with pytest.raises(UserError, match="0 or more"):
+        WarmUp(model, [(0, 0)], steps=-1)
