@@ -19,6 +19,7 @@ from pnn.config import (
     from_dict,
     load_config,
     shipped_configs,
+    validate,
     with_overrides,
 )
 from pnn.errors import UserError, did_you_mean
@@ -110,7 +111,7 @@ def test_a_config_survives_being_written_and_read(name, written):
 
 def test_a_config_by_path_takes_its_name_from_the_file_and_defaults_from_the_code(written):
     config = load_config(written(""))
-    assert config == RunConfig(name="mine")
+    assert config == validate(RunConfig(name="mine"))
     assert config.training == TrainingConfig()
     assert load_config(written("name: other\ntraining: {seed: 3}")).training.seed == 3
 
