@@ -57,7 +57,9 @@ def test_the_shortcut_has_one_eigenvalue_of_one_less_beta(shape, beta):
     _, width, _ = shape
     _, k, _ = drawn(shape)
     identity = torch.eye(width, dtype=torch.float64).expand(3, -1, -1)  # its rows are channels
-    shortcut = delta_rule.rewrite(identity, k, torch.zeros(3, width, dtype=torch.float64), torch.full((3, 1), beta).double())
+    shortcut = delta_rule.rewrite(
+        identity, k, torch.zeros(3, width, dtype=torch.float64), torch.full((3, 1), beta, dtype=torch.float64)
+    )
     eigenvalues = torch.linalg.eigvalsh(shortcut).sort().values
     wanted = torch.tensor([*([1 - beta] if beta >= 0 else []), *[1.0] * (width - 1)], dtype=torch.float64).sort().values
     assert torch.allclose(eigenvalues, wanted.expand(3, -1), atol=1e-10)

@@ -288,6 +288,7 @@ class DDLModel(DDLPreTrainedModel):
     def compile_blocks(self, with_kernels: bool = False) -> None:
         """Compile in place what runs again and again; blocks of one shape share one graph. Where kernels take what lies between
         branches, these are what is left to compile."""
+        self.expand.compile()
         for block in self.blocks:
             branches = (block.attention, block.mlp)
             for part in branches if with_kernels and self.config.residual != "additive" else (block,):

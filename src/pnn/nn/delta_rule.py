@@ -143,7 +143,10 @@ def over_tokens(x: Tensor, weights: Tensor, history: Tensor | None) -> Tensor:
     size, length = len(weights), x.shape[1]
     padded = with_history(x, size, history)
     weights = weights.to(x.dtype)
-    return torch.stack([weights[s] * padded[:, size - 1 - s :][:, :length] for s in range(size)]).sum(0)
+    total = weights[0] * x
+    for s in range(1, size):
+        total = total + weights[s] * padded[:, size - 1 - s :][:, :length]
+    return total
 
 
 class TokenCompressor(nn.Module):
