@@ -58,10 +58,10 @@ def print_perplexity(results: dict[str, dict[str, Any]]) -> None:
     """One row per decoder and text."""
     protocol = first_set(next(iter(results.values())))
     title = f"windows of {protocol['context']:,} tokens, {protocol['stride']:,} scored"
-    table = Table(title=title, title_justify="left")
-    table.add_column("text", no_wrap=True)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("text", overflow="fold")
     for column in ("loss", "95 % interval", "perplexity\nby token", "by word", "bits a\nbyte", "accuracy\nper cent"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for name, result in results.items():
         measured = {"validation": result} if "accuracy" in result else {}
         for label, one in (measured | result.get("sets", {})).items():
