@@ -58,7 +58,7 @@ def print_perplexity(results: dict[str, dict[str, Any]]) -> None:
     """One row per decoder and text."""
     protocol = first_set(next(iter(results.values())))
     title = f"windows of {protocol['context']:,} tokens, {protocol['stride']:,} scored"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("text", overflow="fold")
     for column in ("loss", "95 % interval", "perplexity\nby token", "by word", "bits a\nbyte", "accuracy\nper cent"):
         table.add_column(column, justify="right", no_wrap=True)
