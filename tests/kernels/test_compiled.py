@@ -55,8 +55,10 @@ halves = dict.fromkeys((*halves, "grad_branches"), "*bf16")
 for count, taps in ((1, 1), (4, 1), (4, 4)):
     shape = {"width": 768, "block": 1024, "count": count, "taps": taps, "rewrites": True, "erase": True, "generates": True}
     more = {**halves, "tokens": "i32", "row_length": "i32", "eps": "fp32", "": "*fp32"}
-    for kernel, constants in ((rewriting._forward, {"reads": True}), (rewriting._backward, {"has_grad": True})):
+    for kernel, constants in ((rewriting._forward, {}), (rewriting._backward, {"has_grad": True})):
         build(kernel, rewriting.WARPS, {**shape, **constants, "each": 32, "from_state": True}, **more)
+    size = {"each": 32, "width": 768, "block": 1024, "count": count}
+    build(rewriting._make_again, rewriting.WARPS, size, **more)
 rows = {"labels": "*i64", "row_weights": "*fp32", "losses": "*fp32", "logits": "*bf16"}
 build(cross_entropy._losses_and_gradients, 8, {"stride": 30592, "vocabulary": 30522, "block": 2048}, **rows)
 """
@@ -69,6 +71,6 @@ def test_every_kernel_compiles_and_fits(capability):
     done = subprocess.run([sys.executable, "-c", CODE, str(capability)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert len(built) == 20
+    assert len(built) == 23
     for *name, shared in built:
         assert int(shared) <= SHARED[capability] * 1024, name

@@ -9,8 +9,9 @@ written once. (The channels of a feature lie together, because one thread then h
 A program walks over neighbouring tokens with the weights in registers. In the backward pass it walks from the last to the
 first, makes X⁺ again, and adds up its share of the weights' gradients in registers; a sum over all shares finishes them.
 
-Kept for the backward pass are b, v and β of every sublayer, and X at every few of them only: the states between are made
-again from those, which moves less than it saves (see `Tape`).
+Sums over a token's features are what a program waits for, so the forward pass keeps their results (1/‖b‖, vᵀ − kᵀX,
+1/√(mean x² + ε): a few numbers a token) and the backward pass needs only two sums of its own. Kept besides are b of every
+sublayer, and X at every few of them only: the states between are made again, which moves less than it saves (see `Tape`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ WIDEST = 2048
 TAPS = 4  # tokens of a compressor over tokens
 STATES_KEPT_EVERY = 4  # sublayers
 WARPS = 8
+STAGES = tl.constexpr(2)  # tokens in flight: the next one is fetched while one is computed
 REGISTERS: int | None = None  # a thread's, at most, in the backward pass; None: as the compiler likes
 PROGRAMS_PER_UNIT = 1  # of the backward pass, for each of the GPU's multiprocessors
 FORWARD_PROGRAMS = 8  # times as many in the forward pass, which has no gradients to add up
@@ -33,18 +35,6 @@ FORWARD_PROGRAMS = 8  # times as many in the forward pass, which has no gradient
 
 def takes(width: int, channels: int, taps: int) -> bool:
     return width <= WIDEST and channels in (1, 2, 4) and taps in (1, TAPS)
-
-
-@triton.jit
-def _write(state, branch, beta, value, erase: tl.constexpr):
-    """(k, 1/‖b‖, kᵀX, what is written along k, X⁺) of one token. state: (d, c), branch: (d,), value: (c,)."""
-    inverse = 1 / tl.sqrt(tl.sum(branch * branch, 0) + 1e-10)  # ε² of a direction's length
-    k = branch * inverse
-    readout = tl.sum(state * k[:, None], 0)
-    written = value
-    if erase:
-        written = value - readout
-    return k, inverse, readout, written, state + (beta * written)[None, :] * k[:, None]
 
 
 @triton.jit
@@ -57,26 +47,59 @@ def _rewritten_at(
     states, branches, betas, values, token, tokens, channels, columns, width: tl.constexpr, count: tl.constexpr,
     rewrites: tl.constexpr, erase: tl.constexpr,
 ):  # fmt: skip
-    """X⁺ of a token, rounded as it is stored; zero beyond the last token."""
+    """(X⁺, rounded as it is stored; 1/‖b‖; what is written along k) of a token, zero beyond the last."""
     exists = token < tokens
     real = (columns < width) & exists
     at = token * (count * width) + columns[:, None] * count + channels[None, :]
     state = tl.load(states + at, mask=real[:, None], other=0.0).to(tl.float32)
+    inverse = 0.0
+    written = tl.zeros([count], tl.float32)
     if rewrites:
         branch = tl.load(branches + token * width + columns, mask=real, other=0.0).to(tl.float32)
-        value = tl.load(values + token * count + channels, mask=exists, other=0.0)
-        _, _, _, _, state = _write(state, branch, tl.load(betas + token, mask=exists, other=0.0), value, erase)
-        state = state.to(states.dtype.element_ty).to(tl.float32)
-    return state
+        beta = tl.load(betas + token, mask=exists, other=0.0)
+        written = tl.load(values + token * count + channels, mask=exists, other=0.0)
+        inverse = 1 / tl.sqrt(tl.sum(branch * branch, 0) + 1e-10)  # ε² of a direction's length
+        if erase:
+            written -= inverse * tl.sum(state * branch[:, None], 0)
+        state = _overwritten(state, branch, inverse, beta, written).to(states.dtype.element_ty).to(tl.float32)
+    return state, inverse, written
+
+
+@triton.jit
+def _overwritten(state, branch, inverse, beta, written):
+    """X + β k (…)ᵀ of one token. state: (d, c), branch: (d,), written: (c,)."""
+    return state + (branch * inverse)[:, None] * (beta * written)[None, :]
+
+
+@triton.jit
+def _make_again(
+    states, branches, betas, inverses, writtens, new_states, tokens,
+    each: tl.constexpr, width: tl.constexpr, block: tl.constexpr, count: tl.constexpr,
+):  # fmt: skip
+    """X⁺ from what was kept of the forward pass: no sum to wait for."""
+    channels = tl.arange(0, count)
+    columns = tl.arange(0, block)
+    for turn in range(each):
+        token = tl.program_id(0).to(tl.int64) * each + turn
+        exists = token < tokens
+        real = (columns < width) & exists
+        at = token * (count * width) + columns[:, None] * count + channels[None, :]
+        state = tl.load(states + at, mask=real[:, None], other=0.0).to(tl.float32)
+        branch = tl.load(branches + token * width + columns, mask=real, other=0.0).to(tl.float32)
+        inverse = tl.load(inverses + token, mask=exists, other=0.0)
+        beta = tl.load(betas + token, mask=exists, other=0.0)
+        written = tl.load(writtens + token * count + channels, mask=exists, other=0.0)
+        state = _overwritten(state, branch, inverse, beta, written)
+        tl.store(new_states + at, state.to(new_states.dtype.element_ty), mask=real[:, None])
 
 
 @triton.jit
 def _forward(
     states, branches, values, betas, mix, norm, value_weight, value_bias, gate_weight, gate_bias,
-    new_states, compressed, contexts, new_values, new_betas,
+    new_states, compressed, contexts, new_values, new_betas, inverses, writtens, norm_inverses,
     tokens, row_length, eps, each: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr, count: tl.constexpr, taps: tl.constexpr,
-    rewrites: tl.constexpr, erase: tl.constexpr, reads: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr,
+    rewrites: tl.constexpr, erase: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr,
 ):  # fmt: skip
     channels = tl.arange(0, count)
     columns = tl.arange(0, block)
@@ -84,78 +107,81 @@ def _forward(
     inside = real[:, None]
     within = columns[:, None] * count + channels[None, :]
     first = tl.program_id(0).to(tl.int64) * each
-    if reads:
-        scale = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
-        if count > 1:
-            mix0 = tl.load(mix + within, mask=inside, other=0.0).to(tl.float32)
-        if taps > 1:
-            mix1 = tl.load(mix + count * width + within, mask=inside, other=0.0).to(tl.float32)
-            mix2 = tl.load(mix + 2 * count * width + within, mask=inside, other=0.0).to(tl.float32)
-            mix3 = tl.load(mix + 3 * count * width + within, mask=inside, other=0.0).to(tl.float32)
-            before1 = tl.zeros([block, count], tl.float32)
-            before2 = tl.zeros([block, count], tl.float32)
-            before3 = tl.zeros([block, count], tl.float32)
-            place = first % row_length  # in its row
-            if place >= 1:
-                before1 = _rewritten_at(
-                    states, branches, betas, values, first - 1, tokens, channels, columns, width, count, rewrites, erase
-                )
-            if place >= 2:
-                before2 = _rewritten_at(
-                    states, branches, betas, values, first - 2, tokens, channels, columns, width, count, rewrites, erase
-                )
-            if place >= 3:
-                before3 = _rewritten_at(
-                    states, branches, betas, values, first - 3, tokens, channels, columns, width, count, rewrites, erase
-                )
-        if generates:
-            to_value = tl.load(value_weight + within, mask=inside, other=0.0).to(tl.float32)
-            to_gate = tl.load(gate_weight + columns, mask=real, other=0.0).to(tl.float32)
-            gate_shift = tl.load(gate_bias).to(tl.float32)
-            if from_state:
-                value_shift = tl.load(value_bias + channels).to(tl.float32)
-    for turn in range(each):
+    scale = tl.load(norm + columns, mask=real, other=0.0).to(tl.float32)
+    if count > 1:
+        mix0 = tl.load(mix + within, mask=inside, other=0.0).to(tl.float32)
+    if taps > 1:
+        mix1 = tl.load(mix + count * width + within, mask=inside, other=0.0).to(tl.float32)
+        mix2 = tl.load(mix + 2 * count * width + within, mask=inside, other=0.0).to(tl.float32)
+        mix3 = tl.load(mix + 3 * count * width + within, mask=inside, other=0.0).to(tl.float32)
+        before1 = tl.zeros([block, count], tl.float32)
+        before2 = tl.zeros([block, count], tl.float32)
+        before3 = tl.zeros([block, count], tl.float32)
+        place = first % row_length  # in its row
+        if place >= 1:
+            before1, _, _ = _rewritten_at(
+                states, branches, betas, values, first - 1, tokens, channels, columns, width, count, rewrites, erase
+            )
+        if place >= 2:
+            before2, _, _ = _rewritten_at(
+                states, branches, betas, values, first - 2, tokens, channels, columns, width, count, rewrites, erase
+            )
+        if place >= 3:
+            before3, _, _ = _rewritten_at(
+                states, branches, betas, values, first - 3, tokens, channels, columns, width, count, rewrites, erase
+            )
+    if generates:
+        to_value = tl.load(value_weight + within, mask=inside, other=0.0).to(tl.float32)
+        to_gate = tl.load(gate_weight + columns, mask=real, other=0.0).to(tl.float32)
+        gate_shift = tl.load(gate_bias).to(tl.float32)
+        if from_state:
+            value_shift = tl.load(value_bias + channels).to(tl.float32)
+    for turn in tl.range(each, num_stages=STAGES):
         token = first + turn
         exists = token < tokens
         real = (columns < width) & exists
         inside = real[:, None]
-        state = _rewritten_at(states, branches, betas, values, token, tokens, channels, columns, width, count, rewrites, erase)
+        state, inverse, written = _rewritten_at(
+            states, branches, betas, values, token, tokens, channels, columns, width, count, rewrites, erase
+        )
         if rewrites:
             tl.store(new_states + token * (count * width) + within, state.to(new_states.dtype.element_ty), mask=inside)
-        if reads:
-            if count > 1:
-                x = tl.sum(state * mix0, 1)
+            tl.store(inverses + token, inverse, mask=exists)
+            tl.store(writtens + token * count + channels, written, mask=exists)
+        if count > 1:
+            x = tl.sum(state * mix0, 1)
+        else:
+            x = tl.sum(state, 1)
+        if taps > 1:
+            if token % row_length == 0:
+                before1 = tl.zeros([block, count], tl.float32)
+                before2 = tl.zeros([block, count], tl.float32)
+                before3 = tl.zeros([block, count], tl.float32)
+            x += tl.sum(before1 * mix1 + before2 * mix2 + before3 * mix3, 1)
+            before3 = before2
+            before2 = before1
+            before1 = state
+            x = x.to(compressed.dtype.element_ty).to(tl.float32)
+            tl.store(compressed + token * width + columns, x.to(compressed.dtype.element_ty), mask=real)
+        norm_inverse = 1 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+        tl.store(norm_inverses + token, norm_inverse, mask=exists)
+        c = x * norm_inverse * scale
+        tl.store(contexts + token * width + columns, c.to(contexts.dtype.element_ty), mask=real)
+        if generates:
+            if from_state:
+                v = 4 * _sigmoid(tl.sum(to_value * x[:, None], 0) + value_shift)
             else:
-                x = tl.sum(state, 1)
-            if taps > 1:
-                if token % row_length == 0:
-                    before1 = tl.zeros([block, count], tl.float32)
-                    before2 = tl.zeros([block, count], tl.float32)
-                    before3 = tl.zeros([block, count], tl.float32)
-                x += tl.sum(before1 * mix1 + before2 * mix2 + before3 * mix3, 1)
-                before3 = before2
-                before2 = before1
-                before1 = state
-                x = x.to(compressed.dtype.element_ty).to(tl.float32)
-                tl.store(compressed + token * width + columns, x.to(compressed.dtype.element_ty), mask=real)
-            c = x * scale / tl.sqrt(tl.sum(x * x, 0) / width + eps)
-            tl.store(contexts + token * width + columns, c.to(contexts.dtype.element_ty), mask=real)
-            if generates:
-                if from_state:
-                    v = 4 * _sigmoid(tl.sum(to_value * x[:, None], 0) + value_shift)
-                else:
-                    v = tl.sum(to_value * c[:, None], 0)
-                tl.store(new_values + token * count + channels, v, mask=exists)
-                tl.store(new_betas + token, 2 * _sigmoid(tl.sum(to_gate * c, 0) + gate_shift), mask=exists)
+                v = tl.sum(to_value * c[:, None], 0)
+            tl.store(new_values + token * count + channels, v, mask=exists)
+            tl.store(new_betas + token, 2 * _sigmoid(tl.sum(to_gate * c, 0) + gate_shift), mask=exists)
 
 
 @triton.jit
 def _read_backward(
-    x, scale, grad, gate_gradient, value_gradient, to_gate, to_value, eps,
+    x, inverse, scale, grad, gate_gradient, value_gradient, to_gate, to_value,
     width: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr,
 ):  # fmt: skip
-    """(∂L/∂x, x / √(mean x² + ε), all of ∂L/∂c) of one token."""
-    inverse = 1 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+    """(∂L/∂x, x / √(mean x² + ε), all of ∂L/∂c) of one token. `inverse`: 1 / √(mean x² + ε)."""
     unit = x * inverse
     if generates:
         grad += gate_gradient * to_gate
@@ -183,8 +209,8 @@ def _generator_gradients(
 
 @triton.jit
 def _grad_x_at(
-    compressed, grad_contexts, new_values, new_betas, grad_values, grad_betas, scale, to_gate, to_value, token, tokens,
-    channels, columns, eps, width: tl.constexpr, count: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr,
+    compressed, norm_inverses, grad_contexts, new_values, new_betas, grad_values, grad_betas, scale, to_gate, to_value, token,
+    tokens, channels, columns, width: tl.constexpr, count: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr,
 ):  # fmt: skip
     """∂L/∂x of a token that belongs to another program; zero beyond the last."""
     exists = token < tokens
@@ -197,19 +223,21 @@ def _grad_x_at(
         gate_gradient, value_gradient = _generator_gradients(
             new_values, new_betas, grad_values, grad_betas, token, exists, channels, count, from_state
         )
+    inverse = tl.load(norm_inverses + token, mask=exists, other=0.0)
     grad_x, _, _ = _read_backward(
-        x, scale, grad, gate_gradient, value_gradient, to_gate, to_value, eps, width, generates, from_state
+        x, inverse, scale, grad, gate_gradient, value_gradient, to_gate, to_value, width, generates, from_state
     )
     return grad_x
 
 
 @triton.jit
 def _backward(
-    states, branches, values, betas, mix, norm, value_weight, gate_weight, compressed, new_values, new_betas,
+    states, branches, values, betas, inverses, writtens, mix, norm, value_weight, gate_weight,
+    compressed, norm_inverses, new_values, new_betas,
     grad_new_states, grad_contexts, grad_new_values, grad_new_betas,
     grad_states, grad_branches, grad_values, grad_betas,
     mix_shares, norm_shares, value_shares, value_bias_shares, gate_shares, gate_bias_shares,
-    tokens, row_length, eps, each: tl.constexpr,
+    tokens, row_length, each: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr, count: tl.constexpr, taps: tl.constexpr,
     rewrites: tl.constexpr, erase: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr, has_grad: tl.constexpr,
 ):  # fmt: skip
@@ -247,20 +275,20 @@ def _backward(
         left = row_length - 1 - (first + each - 1) % row_length  # tokens of the row after this program's last
         if left >= 1:
             after1 = _grad_x_at(
-                compressed, grad_contexts, new_values, new_betas, grad_new_values, grad_new_betas, scale, to_gate, to_value,
-                first + each, tokens, channels, columns, eps, width, count, generates, from_state,
+                compressed, norm_inverses, grad_contexts, new_values, new_betas, grad_new_values, grad_new_betas, scale,
+                to_gate, to_value, first + each, tokens, channels, columns, width, count, generates, from_state,
             )  # fmt: skip
         if left >= 2:
             after2 = _grad_x_at(
-                compressed, grad_contexts, new_values, new_betas, grad_new_values, grad_new_betas, scale, to_gate, to_value,
-                first + each + 1, tokens, channels, columns, eps, width, count, generates, from_state,
+                compressed, norm_inverses, grad_contexts, new_values, new_betas, grad_new_values, grad_new_betas, scale,
+                to_gate, to_value, first + each + 1, tokens, channels, columns, width, count, generates, from_state,
             )  # fmt: skip
         if left >= 3:
             after3 = _grad_x_at(
-                compressed, grad_contexts, new_values, new_betas, grad_new_values, grad_new_betas, scale, to_gate, to_value,
-                first + each + 2, tokens, channels, columns, eps, width, count, generates, from_state,
+                compressed, norm_inverses, grad_contexts, new_values, new_betas, grad_new_values, grad_new_betas, scale,
+                to_gate, to_value, first + each + 2, tokens, channels, columns, width, count, generates, from_state,
             )  # fmt: skip
-    for turn in range(each):
+    for turn in tl.range(each, num_stages=STAGES):
         token = first + each - 1 - turn
         exists = token < tokens
         real = (columns < width) & exists
@@ -274,9 +302,10 @@ def _backward(
         if rewrites:
             branch = tl.load(branches + token * width + columns, mask=real, other=0.0).to(tl.float32)
             beta = tl.load(betas + token, mask=exists, other=0.0)
-            value = tl.load(values + token * count + channels, mask=exists, other=0.0)
-            k, inverse, readout, written, new_state = _write(state, branch, beta, value, erase)
-            new_state = new_state.to(states.dtype.element_ty).to(tl.float32)
+            inverse = tl.load(inverses + token, mask=exists, other=0.0)
+            written = tl.load(writtens + token * count + channels, mask=exists, other=0.0)
+            k = branch * inverse
+            new_state = _overwritten(state, branch, inverse, beta, written).to(states.dtype.element_ty).to(tl.float32)
         if taps > 1:
             x = tl.load(compressed + token * width + columns, mask=real, other=0.0).to(tl.float32)
         elif count > 1:
@@ -290,8 +319,9 @@ def _backward(
             gate_gradient, value_gradient = _generator_gradients(
                 new_values, new_betas, grad_new_values, grad_new_betas, token, exists, channels, count, from_state
             )
+        norm_inverse = tl.load(norm_inverses + token, mask=exists, other=0.0)
         grad_x, unit, grad_context = _read_backward(
-            x, scale, grad, gate_gradient, value_gradient, to_gate, to_value, eps, width, generates, from_state
+            x, norm_inverse, scale, grad, gate_gradient, value_gradient, to_gate, to_value, width, generates, from_state
         )
         if count > 1:
             grad_state += mix0 * grad_x[:, None]
@@ -328,6 +358,7 @@ def _backward(
             if erase:
                 grad_state -= grad_value[None, :] * k[:, None]
                 grad_k -= tl.sum(state * grad_value[None, :], 1)
+                readout = tl.load(values + token * count + channels, mask=exists, other=0.0) - written
                 across -= tl.sum(grad_value * readout, 0)
             grad_branch = inverse * (grad_k - k * across)
             tl.store(grad_branches + token * width + columns, grad_branch.to(grad_branches.dtype.element_ty), mask=real)
@@ -397,33 +428,63 @@ def _programs(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count * PROGRAMS_PER_UNIT
 
 
+class Kept(NamedTuple):
+    """Sums of the forward pass: 1/‖b‖ (tokens,), what was written along k (tokens, c), 1/√(mean x² + ε) (tokens,)."""
+
+    inverses: Tensor | None
+    writtens: Tensor | None
+    norm_inverses: Tensor
+
+
 def _run_forward(
-    states: Tensor, write: Write | None, reader: Reader | None, erase: bool, row_length: int
-) -> tuple[Tensor, Tensor | None, Read | None]:
-    """(X⁺, x where the compressor looks over tokens, what was read)."""
+    states: Tensor, write: Write | None, reader: Reader, erase: bool, row_length: int
+) -> tuple[Tensor, Tensor | None, Read, Kept]:
+    """(X⁺, x where the compressor looks over tokens, what was read, what is kept)."""
     tokens, width, channels = states.shape
-    new_states = torch.empty_like(states) if write is not None else states
-    context = compressed = values = betas = None
-    if reader is not None:
-        context = states.new_empty(tokens, width)
-        compressed = torch.empty_like(context) if reader.taps > 1 else None
-        if reader.gate is not None:
-            values = states.new_empty(tokens, channels, dtype=torch.float32)
-            betas = states.new_empty(tokens, dtype=torch.float32)
+
+    def numbers(*shape: int, wanted: bool = True) -> Tensor | None:
+        return states.new_empty(shape, dtype=torch.float32) if wanted else None
+
+    writes, generates = write is not None, reader.gate is not None
+    new_states = torch.empty_like(states) if writes else states
+    context = states.new_empty(tokens, width)
+    compressed = torch.empty_like(context) if reader.taps > 1 else None
+    values, betas = numbers(tokens, channels, wanted=generates), numbers(tokens, wanted=generates)
+    inverses, writtens = numbers(tokens, wanted=writes), numbers(tokens, channels, wanted=writes)
+    norm_inverses = states.new_empty(tokens, dtype=torch.float32)
     each = triton.cdiv(tokens, _programs(states.device) * FORWARD_PROGRAMS)
-    none = states  # stands for what is not there, and is not touched
-    branch, old_values, old_betas = write if write is not None else (none, none, none)
-    weights = [none] * 6 if reader is None else [none if part is None else part for part in reader[:6]]
     _forward[(triton.cdiv(tokens, each),)](
-        states, branch, old_values, old_betas, *weights,
-        new_states, *(none if out is None else out for out in (compressed, context, values, betas)),
-        tokens, row_length, 0.0 if reader is None else reader.eps, each=each,
-        width=width, block=triton.next_power_of_2(width), count=channels, taps=1 if reader is None else reader.taps,
-        rewrites=write is not None, erase=erase, reads=reader is not None,
-        generates=values is not None, from_state=reader is not None and reader.from_state,
-        num_warps=WARPS,
+        states, *_or(states, *(write or [None] * 3)), *_or(states, *reader[:6]),
+        new_states, *_or(states, compressed, context, values, betas, inverses, writtens, norm_inverses),
+        tokens, row_length, reader.eps, each=each,
+        width=width, block=triton.next_power_of_2(width), count=channels, taps=reader.taps,
+        rewrites=writes, erase=erase, generates=generates, from_state=reader.from_state, num_warps=WARPS,
     )  # fmt: skip
-    return new_states, compressed, None if context is None else Read(context, values, betas)
+    return new_states, compressed, Read(context, values, betas), Kept(inverses, writtens, norm_inverses)
+
+
+def _or(stand_in: Tensor, *tensors: Tensor | None) -> list[Tensor]:
+    """What is not there is passed as something else, which is not touched."""
+    return [stand_in if tensor is None else tensor for tensor in tensors]
+
+
+class Written(NamedTuple):
+    """What makes a state again from the one before."""
+
+    branch: Tensor
+    betas: Tensor
+    inverses: Tensor
+    writtens: Tensor
+
+    def onto(self, states: Tensor) -> Tensor:
+        tokens, width, channels = states.shape
+        out = torch.empty_like(states)
+        each = triton.cdiv(tokens, _programs(states.device) * FORWARD_PROGRAMS)
+        _make_again[(triton.cdiv(tokens, each),)](
+            states, *self, out, tokens,
+            each=each, width=width, block=triton.next_power_of_2(width), count=channels, num_warps=WARPS,
+        )  # fmt: skip
+        return out
 
 
 class Tape:
@@ -432,15 +493,17 @@ class Tape:
 
     def __init__(self, erase: bool, row_length: int, every: int = STATES_KEPT_EVERY):
         self.erase, self.row_length, self.every = erase, row_length, every
-        self.writes: list[Write] = []
+        self.written: list[Written] = []
         self.kept: dict[int, Tensor] = {}
 
-    def add(self, state: Tensor, write: Write) -> int:
-        """A state and what is about to be written to it; returns its number."""
-        number = len(self.writes)
+    def add(self, state: Tensor, write: Write, sums: Kept) -> int:
+        """A state and what was written to it; returns its number. Without history: a tape is no part of the graph."""
+        number = len(self.written)
         if number % self.every == 0:
-            self.kept[number] = state
-        self.writes.append(Write(*(part.detach() for part in write)))  # without history: a tape is no part of the graph
+            self.kept[number] = state.detach()
+        assert sums.inverses is not None
+        assert sums.writtens is not None
+        self.written.append(Written(write.branch.detach(), write.betas.detach(), sums.inverses, sums.writtens))
         return number
 
     def take(self, number: int) -> Tensor:
@@ -449,7 +512,7 @@ class Tape:
         if start is None:
             raise RuntimeError("the states of this pass are gone: a second backward pass needs another forward pass")
         for at in range(start, number):
-            self.kept[at + 1], _, _ = _run_forward(self.kept[at], self.writes[at], None, self.erase, self.row_length)
+            self.kept[at + 1] = self.written[at].onto(self.kept[at])
         return self.kept.pop(number)
 
 
@@ -461,13 +524,12 @@ class _Sublayer(torch.autograd.Function):
         branch, values, betas, *weights = inputs
         write = None if branch is None else Write(branch, values, betas)  # type: ignore[arg-type]
         reader = Reader(*weights, *settings)  # type: ignore[arg-type,call-arg]
-        if any(ctx.needs_input_grad):
-            ctx.number = None if write is None else tape.add(states.detach(), write)
-        new_states, compressed, read = _run_forward(states, write, reader, tape.erase, tape.row_length)
-        assert read is not None
-        ctx.tape, ctx.settings = tape, settings
+        new_states, compressed, read, sums = _run_forward(states, write, reader, tape.erase, tape.row_length)
+        ctx.tape, ctx.settings, ctx.number = tape, settings, None
+        if write is not None and any(ctx.needs_input_grad):
+            ctx.number = tape.add(states, write, sums)
         first = states if write is None else None
-        ctx.save_for_backward(first, branch, values, betas, *weights, compressed, read.values, read.betas)
+        ctx.save_for_backward(first, branch, values, betas, *weights, compressed, read.values, read.betas, *sums)
         ctx.set_materialize_grads(False)
         return (states.view_as(states) if write is None else new_states), *read
 
@@ -475,20 +537,24 @@ class _Sublayer(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         grad_states, grad_context, grad_values, grad_betas = grads
         states, branch, values, betas, *rest = ctx.saved_tensors
-        weights, (compressed, new_values, new_betas) = rest[:6], rest[6:]
+        weights, (compressed, new_values, new_betas), sums = rest[:6], rest[6:9], Kept(*rest[9:])
         if states is None:
             states = ctx.tape.take(ctx.number)
-        write = None if branch is None else Write(branch, values, betas)
-        reader = Reader(*weights, *ctx.settings)
         if grad_context is None:
             grad_context = states.new_zeros(states.shape[:2])
         if new_betas is not None:
             grad_values = torch.zeros_like(new_values) if grad_values is None else grad_values.contiguous()
             grad_betas = torch.zeros_like(new_betas) if grad_betas is None else grad_betas.contiguous()
         found = _run_backward(
-            states, write, reader, ctx.tape, compressed, new_values, new_betas,
-            None if grad_states is None else grad_states.contiguous(), grad_context.contiguous(), grad_values, grad_betas,
-        )  # fmt: skip
+            states,
+            None if branch is None else Write(branch, values, betas),
+            Reader(*weights, *ctx.settings),
+            ctx.tape,
+            sums,
+            compressed,
+            Read(grad_context.contiguous(), new_values, new_betas),
+            (None if grad_states is None else grad_states.contiguous(), grad_values, grad_betas),
+        )
         return None, None, *found
 
 
@@ -497,42 +563,33 @@ def _run_backward(
     write: Write | None,
     reader: Reader,
     tape: Tape,
+    sums: Kept,
     compressed: Tensor | None,
-    new_values: Tensor | None,
-    new_betas: Tensor | None,
-    grad_new_states: Tensor | None,
-    grad_context: Tensor,
-    grad_new_values: Tensor | None,
-    grad_new_betas: Tensor | None,
+    read: Read,
+    grads: tuple[Tensor | None, Tensor | None, Tensor | None],
 ) -> list[Tensor | None]:
-    """Gradients of the state, of what was written, and of the reader's weights."""
+    """Gradients of the state, of what was written, and of the reader's weights. `read.context` is the gradient of c, `grads`
+    those of X⁺, v⁺ and β⁺."""
     tokens, width, channels = states.shape
     each = triton.cdiv(tokens, _programs(states.device))
     programs = triton.cdiv(tokens, each)
-    generates = new_betas is not None
-
-    def empty(like: Tensor | None) -> Tensor | None:
-        return None if like is None else torch.empty_like(like)
 
     def shares(like: Tensor | None) -> Tensor | None:
         return None if like is None else states.new_empty(programs, *like.shape, dtype=torch.float32)
 
     grad_states = torch.empty_like(states)
-    grad_write = [None] * 3 if write is None else [empty(part) for part in write]
+    grad_write = [None] * 3 if write is None else [torch.empty_like(part) for part in write]
     parts = [shares(part) for part in reader[:6]]
-    none = states
-
-    def or_none(*values: Tensor | None) -> list[Tensor]:
-        return [none if value is None else value for value in values]
-
+    grad_new_states, grad_values, grad_betas = grads
     _backward[(programs,)](
-        states, *(or_none(*write) if write is not None else [none] * 3),
-        *or_none(reader.mix, reader.norm, reader.value, reader.gate, compressed, new_values, new_betas),
-        *or_none(grad_new_states, grad_context, grad_new_values, grad_new_betas),
-        grad_states, *or_none(*grad_write), *or_none(*parts),
-        tokens, tape.row_length, reader.eps, each=each,
+        states, *_or(states, *(write or [None] * 3), sums.inverses, sums.writtens),
+        *_or(states, reader.mix, reader.norm, reader.value, reader.gate),
+        *_or(states, compressed, sums.norm_inverses, read.values, read.betas),
+        *_or(states, grad_new_states, read.context, grad_values, grad_betas),
+        grad_states, *_or(states, *grad_write), *_or(states, *parts),
+        tokens, tape.row_length, each=each,
         width=width, block=triton.next_power_of_2(width), count=channels, taps=reader.taps,
-        rewrites=write is not None, erase=tape.erase, generates=generates, from_state=reader.from_state,
+        rewrites=write is not None, erase=tape.erase, generates=read.betas is not None, from_state=reader.from_state,
         has_grad=grad_new_states is not None, num_warps=WARPS, maxnreg=REGISTERS,
     )  # fmt: skip
     summed = [
