@@ -56,9 +56,10 @@ for count, taps in ((1, 1), (4, 1), (4, 4)):
     shape = {"width": 768, "block": 1024, "count": count, "taps": taps, "rewrites": True, "erase": True, "generates": True}
     more = {**halves, "tokens": "i32", "row_length": "i32", "eps": "fp32", "": "*fp32"}
     for kernel, constants in ((rewriting._forward, {}), (rewriting._backward, {"has_grad": True})):
-        build(kernel, rewriting.WARPS, {**shape, **constants, "each": 32, "from_state": True}, **more)
+        warps = (rewriting.BACKWARD if constants else rewriting.FORWARD)[count, taps].warps
+        build(kernel, warps, {**shape, **constants, "each": 32, "from_state": True}, **more)
     size = {"each": 32, "width": 768, "block": 1024, "count": count}
-    build(rewriting._make_again, rewriting.WARPS, size, **more)
+    build(rewriting._make_again, 8, size, **more)
 rows = {"labels": "*i64", "row_weights": "*fp32", "losses": "*fp32", "logits": "*bf16"}
 build(cross_entropy._losses_and_gradients, 8, {"stride": 30592, "vocabulary": 30522, "block": 2048}, **rows)
 """

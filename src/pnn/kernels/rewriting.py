@@ -26,11 +26,23 @@ from torch import Tensor
 WIDEST = 2048
 TAPS = 4  # tokens of a compressor over tokens
 STATES_KEPT_EVERY = 4  # sublayers
-WARPS = 8
 STAGES = tl.constexpr(2)  # tokens in flight: the next one is fetched while one is computed
-REGISTERS: int | None = None  # a thread's, at most, in the backward pass; None: as the compiler likes
-PROGRAMS_PER_UNIT = 1  # of the backward pass, for each of the GPU's multiprocessors
-FORWARD_PROGRAMS = 8  # times as many in the forward pass, which has no gradients to add up
+
+
+class Launch(NamedTuple):
+    """How a pass is spread over a GPU. Programs are counted for each of its multiprocessors."""
+
+    warps: int
+    programs: int
+    registers: int | None = None  # a thread's, at most; None: as the compiler likes
+
+
+FORWARD = {(1, 1): Launch(4, 16), (4, 1): Launch(8, 8), (4, 4): Launch(16, 4)}  # by channels and taps
+BACKWARD = {(1, 1): Launch(8, 3), (4, 1): Launch(16, 1, 128), (4, 4): Launch(16, 1, 128)}  # few: each has gradients to add up
+
+
+def _launch(table: dict[tuple[int, int], Launch], channels: int, taps: int) -> Launch:
+    return table.get((channels, taps)) or table[(4 if channels > 1 else 1, taps)]
 
 
 def takes(width: int, channels: int, taps: int) -> bool:
@@ -422,10 +434,11 @@ class Read(NamedTuple):
     betas: Tensor | None
 
 
-def _programs(device: torch.device) -> int:
+def _each(tokens: int, device: torch.device, launch: Launch) -> int:
+    """Tokens of a program."""
     if device.type != "cuda":
-        return 3  # in Triton's interpreter: several, of uneven lengths
-    return torch.cuda.get_device_properties(device).multi_processor_count * PROGRAMS_PER_UNIT
+        return triton.cdiv(tokens, 3)  # in Triton's interpreter: several programs, of uneven lengths
+    return triton.cdiv(tokens, torch.cuda.get_device_properties(device).multi_processor_count * launch.programs)
 
 
 class Kept(NamedTuple):
@@ -452,13 +465,14 @@ def _run_forward(
     values, betas = numbers(tokens, channels, wanted=generates), numbers(tokens, wanted=generates)
     inverses, writtens = numbers(tokens, wanted=writes), numbers(tokens, channels, wanted=writes)
     norm_inverses = states.new_empty(tokens, dtype=torch.float32)
-    each = triton.cdiv(tokens, _programs(states.device) * FORWARD_PROGRAMS)
+    launch = _launch(FORWARD, channels, reader.taps)
+    each = _each(tokens, states.device, launch)
     _forward[(triton.cdiv(tokens, each),)](
         states, *_or(states, *(write or [None] * 3)), *_or(states, *reader[:6]),
         new_states, *_or(states, compressed, context, values, betas, inverses, writtens, norm_inverses),
         tokens, row_length, reader.eps, each=each,
         width=width, block=triton.next_power_of_2(width), count=channels, taps=reader.taps,
-        rewrites=writes, erase=erase, generates=generates, from_state=reader.from_state, num_warps=WARPS,
+        rewrites=writes, erase=erase, generates=generates, from_state=reader.from_state, num_warps=launch.warps,
     )  # fmt: skip
     return new_states, compressed, Read(context, values, betas), Kept(inverses, writtens, norm_inverses)
 
@@ -479,10 +493,11 @@ class Written(NamedTuple):
     def onto(self, states: Tensor) -> Tensor:
         tokens, width, channels = states.shape
         out = torch.empty_like(states)
-        each = triton.cdiv(tokens, _programs(states.device) * FORWARD_PROGRAMS)
+        launch = _launch(FORWARD, channels, 1)
+        each = _each(tokens, states.device, launch)
         _make_again[(triton.cdiv(tokens, each),)](
             states, *self, out, tokens,
-            each=each, width=width, block=triton.next_power_of_2(width), count=channels, num_warps=WARPS,
+            each=each, width=width, block=triton.next_power_of_2(width), count=channels, num_warps=launch.warps,
         )  # fmt: skip
         return out
 
@@ -571,7 +586,8 @@ def _run_backward(
     """Gradients of the state, of what was written, and of the reader's weights. `read.context` is the gradient of c, `grads`
     those of X⁺, v⁺ and β⁺."""
     tokens, width, channels = states.shape
-    each = triton.cdiv(tokens, _programs(states.device))
+    launch = _launch(BACKWARD, channels, reader.taps)
+    each = _each(tokens, states.device, launch)
     programs = triton.cdiv(tokens, each)
 
     def shares(like: Tensor | None) -> Tensor | None:
@@ -590,7 +606,7 @@ def _run_backward(
         tokens, tape.row_length, each=each,
         width=width, block=triton.next_power_of_2(width), count=channels, taps=reader.taps,
         rewrites=write is not None, erase=tape.erase, generates=read.betas is not None, from_state=reader.from_state,
-        has_grad=grad_new_states is not None, num_warps=WARPS, maxnreg=REGISTERS,
+        has_grad=grad_new_states is not None, num_warps=launch.warps, maxnreg=launch.registers,
     )  # fmt: skip
     summed = [
         None if share is None or part is None else share.sum(0).to(part.dtype)
