@@ -47,8 +47,17 @@ def test_without_titles_a_blank_line_ends_a_document(tmp_path):
 
 def test_a_record_is_a_document(tmp_path):
     path = tmp_path / "records.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one\ntwo", "three")))
-    assert text_of(path) == ["one\ntwo", "three"]
+    texts = ("one\n\ntwo", "a sum:\n= 3 + 4 =\nseven", "three", "= Four =")  # neither blank lines nor titles matter there
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert text_of(path) == ["one\ntwo", *texts[1:]]
+
+
+def test_a_title_may_be_one_letter_and_a_sum_is_no_title_in_plain_text(tmp_path):
+    path = tmp_path / "wiki.txt"
+    path.write_text("= Fox =\nred\n\n= A =\na letter\n")
+    assert text_of(path) == ["= Fox =\nred", "= A =\na letter"]
+    path.write_text("a sum:\n= 3 + 4 =\nseven\n\nanother\n")
+    assert text_of(path) == ["a sum:\n= 3 + 4 =\nseven", "another"]
 
 
 def test_the_filter_drops_lines_of_documents(tmp_path):

@@ -102,6 +102,15 @@ def test_states_that_were_not_kept_are_made_again():
         tape.take(0)
 
 
+def test_nothing_is_kept_where_no_gradient_is_asked_for():
+    tape = rewriting.Tape(erase=True, row_length=LENGTH, keeps=False)
+    reader = rewriting.Reader(None, torch.ones(WIDTH, device=DEVICE), *[None] * 4, 1e-5, False)
+    write = rewriting.Write(*(torch.rand(LENGTH, n, device=DEVICE) for n in (WIDTH, 1)), torch.rand(LENGTH, device=DEVICE))
+    with torch.no_grad():
+        rewriting.sublayer(tape, torch.rand(LENGTH, WIDTH, 1, device=DEVICE), write, reader)
+    assert (tape.written, tape.kept) == ([], {})
+
+
 MODELS = {
     "scalar": {"value_channels": 1},
     "channel": {},

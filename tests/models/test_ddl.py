@@ -143,6 +143,14 @@ def test_a_cache_can_be_chosen_from_repeated_and_reset():
         cache.crop(-1)
 
 
+def test_histories_keep_a_few_tokens_and_not_the_whole_prompt():
+    cache = build("token")(tokens(2, 30)).past_key_values
+    assert len(cache.histories) == 2 * 2 + 2  # two a block, the input's and the readout's
+    for history in cache.histories.values():
+        assert history.shape[1] == 3
+        assert history.untyped_storage().nbytes() == history.nbytes
+
+
 def test_a_cache_without_histories_is_refused():
     with pytest.raises(ValueError, match="give it a DDLCache, not a DynamicCache"):
         build("token")(tokens(1, 3), past_key_values=DynamicCache())

@@ -165,6 +165,29 @@ def test_evaluate_prints_perplexity_and_keeps_the_tasks(run, pnn_command):
     assert "has no refinement steps" in err
 
 
+def test_another_stride_is_printed_and_not_kept(run, pnn_command):
+    before = (run / "evaluation.json").read_text()
+    code, out, _ = pnn_command("evaluate", run, "--stride", "8")
+    assert code == 0
+    assert "8 scored" in out
+    assert (run / "evaluation.json").read_text() == before
+    code, _, err = pnn_command("evaluate", run, "--stride", "0")
+    assert code == 2
+    assert "--stride 0: at least one token" in err
+
+
+def test_a_bare_checkpoint_reads_text_as_decoders_are_trained(run, pnn_command, tmp_path):
+    """Short lines too, which the filter of masked models drops."""
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(["the fox", "it has old boots ."] * 40))
+    sizes = []
+    for folder in (run, (run / "checkpoints" / "last").resolve()):
+        code, out, _ = pnn_command("evaluate", folder, "--data", path, "--json")
+        assert code == 0
+        sizes.append(json.loads(out)["sets"][str(path)]["tokens"])
+    assert sizes[0] == sizes[1] > 200
+
+
 def test_generate_continues_texts_the_same_way_every_time(run, pnn_command):
     arguments = ("generate", run, "the fox of", "it has", "--max-new-tokens", "6", "--json")
     code, out, _ = pnn_command(*arguments)

@@ -156,8 +156,12 @@ def _held_out(
     if config is not None:
         treatment = config.data
     else:
-        layout = "lines" if isinstance(loaded.model, MaskedLMBase) else "rows"
-        treatment = DataConfig(max_length=loaded.model.config.max_position_embeddings, layout=layout)
+        masked = isinstance(loaded.model, MaskedLMBase)
+        treatment = DataConfig(
+            max_length=loaded.model.config.max_position_embeddings,
+            layout="lines" if masked else "rows",
+            filter=DataConfig.filter if masked else "none",
+        )
     if data is not None:
         tokens = prepare_source(open_source(data, treatment, "validation"), loaded.tokenizer, treatment, progress)
         chosen = np.arange(len(tokens))

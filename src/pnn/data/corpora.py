@@ -1,7 +1,7 @@
 """Where text comes from: the embedded corpus, local files, or a dataset of the Hugging Face hub.
 
-A source yields lines (paragraphs) of text and says what it is, so that token shards made from it can be found again. A blank
-line ends a record.
+A source yields lines (paragraphs) of text and says what it is, so that token shards made from it can be found again. Where
+text comes in records, a mark of its own ends each.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ HUB = {  # short name → (dataset, configuration, streamed because too large to
     "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT", True),
 }
 SUFFIXES = (".txt", ".jsonl", ".parquet", ".tokens", ".raw")
+RECORD_END = "\x1e"  # white space to everything that reads lines
 LONGEST_LINE = 1_000_000  # characters; a longer "line" is a file without line breaks, not a paragraph
 
 
@@ -38,16 +39,18 @@ class Source:
     name: str
     identity: dict[str, Any]  # what the text is, for fingerprints
     lines: Callable[[], Iterator[str]]
+    records: bool = False  # whether lines come in records, each ended by RECORD_END
 
 
 def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
     if name == "synthetic":
         identity = {"synthetic": data.synthetic_paragraphs, "language": synthetic.fingerprint()}
-        return Source(name, identity, lambda: _records(synthetic.paragraphs(data.synthetic_paragraphs, seed=0)))
+        return Source(name, identity, lambda: _records(synthetic.paragraphs(data.synthetic_paragraphs, seed=0)), True)
     if _looks_like_files(name):
         files = _find_files(name)
         identity = {"files": [[file.name, sha256(file)] for file in files], "column": data.text_column}
-        return Source(name, identity, lambda: _file_lines(files, data.text_column))
+        records = all(_plain_name(file.name).endswith((".jsonl", ".parquet")) for file in files)
+        return Source(name, identity, lambda: _file_lines(files, data.text_column), records)
     if name not in HUB and "/" not in name:
         raise UserError(f'no corpus "{name}": not a file, and not a known name{did_you_mean(name, [*HUB, "synthetic"])}')
     return _hub_source(name, data, split)
@@ -56,7 +59,7 @@ def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
 def _records(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         yield from text.splitlines()
-        yield ""
+        yield RECORD_END
 
 
 # Local files ----------------------------------------------------------------------------------------------------------
@@ -175,6 +178,8 @@ def _hub_source(name: str, data: DataConfig, split: str) -> Source:
     wanted = data.max_sequences if split == "train" else data.validation_sequences
     limit = 2 * wanted if streamed and wanted else None
 
+    records = dataset != HUB["wikitext-103"][0]  # a row of WikiText is a line of an article
+
     def lines() -> Iterator[str]:
         try:
             from datasets import load_dataset
@@ -187,7 +192,8 @@ def _hub_source(name: str, data: DataConfig, split: str) -> Source:
                     return
                 if data.text_column not in row:
                     raise UserError(f'"{name}" has no column "{data.text_column}"{did_you_mean(data.text_column, row)}')
-                yield from _records([row[data.text_column] or ""])
+                text = row[data.text_column] or ""
+                yield from (_records([text]) if records else text.splitlines() or [""])
         except UserError:
             raise
         except Exception as error:  # the hub client raises many kinds: offline, unknown name, unknown split
@@ -195,7 +201,7 @@ def _hub_source(name: str, data: DataConfig, split: str) -> Source:
             raise UserError(f'cannot read "{name}" from the hub: {reason}') from error
 
     identity = {"hub": dataset, "configuration": configuration, "split": split, "column": data.text_column, "limit": limit}
-    return Source(name, identity, lines)
+    return Source(name, identity, lines, records)
 
 
 # What becomes of a line -----------------------------------------------------------------------------------------------
@@ -231,15 +237,17 @@ def usable_lines(source: Source, data: DataConfig) -> Iterator[str]:
 
 
 def documents(source: Source, data: DataConfig) -> Iterator[str]:
-    """Running text: the same lines, joined to documents. A document begins at a title line (Wikipedia's and WikiText's
-    "= Title ="); in text without titles, after a blank line."""
+    """Running text: the same lines, joined to documents. A record is a document. In plain text that begins with a title line
+    (Wikipedia's and WikiText's "= Title =") a document begins at every title, in other text after a blank line."""
     lines: list[str] = []
-    has_titles = False
-    for line in source.lines():
-        line = line.strip()
-        is_title = re.fullmatch(r"= [^=].*[^=] =", line) is not None
-        has_titles = has_titles or is_title
-        if lines and (is_title or (not line and not has_titles)):
+    titled: bool | None = None
+    for raw in source.lines():
+        line = raw.strip()
+        is_title = re.fullmatch(r"= [^=](.*[^=])? =", line) is not None
+        if titled is None and line:
+            titled = is_title
+        ends = raw == RECORD_END or (not source.records and (is_title if titled else not line))
+        if ends and lines:
             yield "\n".join(lines)
             lines = []
         usable = _usable(line, data)

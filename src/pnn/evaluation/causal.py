@@ -26,6 +26,7 @@ from torch import Tensor
 from pnn.data.shards import TokenSet
 from pnn.errors import UserError
 from pnn.evaluation.reading import to_device
+from pnn.models.ddl import DDLForCausalLM
 from pnn.stats import ratio_interval
 
 
@@ -50,9 +51,8 @@ def evaluate_causal(
     for rows, firsts in _batches(stream, context, stride, max(1, batch_tokens // context)):
         ids = to_device(torch.from_numpy(rows), model.device)
         with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
-            h = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            for row, states, first in zip(ids, h, firsts, strict=True):  # one row's logits at a time
-                nats, correct = _score(model.get_output_embeddings()(states[first - 1 : -1]), row[first:])
+            for row, logits, first in zip(ids, _logits(model, ids), firsts, strict=True):
+                nats, correct = _score(logits[first - 1 : -1], row[first:])
                 losses.append(nats)
                 right.append(correct)
                 scored.append(context - first)
@@ -81,6 +81,14 @@ def evaluate_causal(
         "accuracy": accuracy,
         "accuracy_interval": [accuracy_low, accuracy_high],
     }
+
+
+def _logits(model: Any, ids: Tensor) -> Iterator[Tensor]:
+    """Of each row. Ours are made one row at a time; others may do more to theirs than multiply, and give them all at once."""
+    if isinstance(model, DDLForCausalLM):
+        yield from map(model.head, model.model(input_ids=ids, use_cache=False).last_hidden_state)
+    else:
+        yield from model(input_ids=ids, use_cache=False).logits
 
 
 def _score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
-from pnn.evaluation.reading import Loaded
+from pnn.evaluation.reading import Loaded, longest_input
 
 
 def continue_texts(
@@ -25,7 +25,7 @@ def continue_texts(
     """For each prompt, what follows it. Temperature 0 takes the most probable token every time."""
     model, tokenizer = loaded.model.eval(), loaded.tokenizer
     ids = [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(prompts, add_special_tokens=False)]
-    _check(ids, max_new_tokens, temperature, top_k, model.config.max_position_embeddings)
+    _check(ids, max_new_tokens, temperature, top_k, longest_input(model))
     filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_of_text(tokenizer)
     settings: dict[str, Any] = {"do_sample": temperature > 0}
     if temperature > 0:

@@ -23,6 +23,13 @@ from pnn.memory import out_of_memory_says
 from pnn.models.base import MaskedLMBase
 
 
+def _bare(model: Any, layout: str) -> DataConfig:
+    """How text is read for a checkpoint without a run: as its kind is trained."""
+    return DataConfig(
+        max_length=min(longest_input(model), 65535), layout=layout, filter="none" if layout == "rows" else DataConfig.filter
+    )
+
+
 def evaluate_run(
     run: str | Path,
     *,
@@ -39,15 +46,19 @@ def evaluate_run(
     masked = isinstance(loaded.model, MaskedLMBase)
     if masked:
         check_num_steps(loaded.model, num_steps)
+        if stride is not None:
+            raise UserError("--stride: windows are a decoder's; masked models read whole lines")
     elif not loaded.model.can_generate():
         raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is none of our models, and no decoder")
+    elif stride is not None and stride < 1:
+        raise UserError(f"--stride {stride}: at least one token of a window is scored")
     elif num_steps is not None:
         raise UserError(f"--num-steps: a {type(loaded.model).__name__} has no refinement steps")
     checkpoint, model, tokenizer = loaded.checkpoint, loaded.model, loaded.tokenizer
     folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
     config = runs.read_config(folder) if folder is not None else None
     layout = "lines" if masked else "rows"
-    data = config.data if config is not None else DataConfig(max_length=longest_input(model), layout=layout)
+    data = config.data if config is not None else _bare(model, layout)
     settings = config.evaluation if config is not None else EvaluationConfig()
     batch = batch_tokens or settings.batch_tokens
 
@@ -86,7 +97,7 @@ def evaluate_run(
         treatment = replace(data, undo_wikitext_marks=chosen.undo_wikitext_marks)
         tokens = prepare_source(open_source(chosen.source, treatment, "validation"), tokenizer, treatment, progress)
         result.setdefault("sets", {})[name] = measure(tokens, np.arange(len(tokens)))
-    if folder is not None and Path(run).resolve() == folder and num_steps is None:
+    if folder is not None and Path(run).resolve() == folder and num_steps is None and stride is None:
         held = folder / "evaluation.json"
         before = runs.read_json(held) if held.exists() else {}
         if before.get("tasks", {}).get("checkpoint") == result["checkpoint"]:  # measured by another command: it still holds

@@ -506,8 +506,8 @@ class Tape:
     """The states of one forward pass, for the backward pass: some are kept, those between are made again when they are asked
     for, from the last kept one on. Backward asks from the end, so each is made once."""
 
-    def __init__(self, erase: bool, row_length: int, every: int = STATES_KEPT_EVERY):
-        self.erase, self.row_length, self.every = erase, row_length, every
+    def __init__(self, erase: bool, row_length: int, every: int = STATES_KEPT_EVERY, keeps: bool = True):
+        self.erase, self.row_length, self.every, self.keeps = erase, row_length, every, keeps
         self.written: list[Written] = []
         self.kept: dict[int, Tensor] = {}
 
@@ -541,7 +541,7 @@ class _Sublayer(torch.autograd.Function):
         reader = Reader(*weights, *settings)  # type: ignore[arg-type,call-arg]
         new_states, compressed, read, sums = _run_forward(states, write, reader, tape.erase, tape.row_length)
         ctx.tape, ctx.settings, ctx.number = tape, settings, None
-        if write is not None and any(ctx.needs_input_grad):
+        if write is not None and tape.keeps:  # (needs_input_grad is true of parameters in evaluation too)
             ctx.number = tape.add(states, write, sums)
         first = states if write is None else None
         ctx.save_for_backward(first, branch, values, betas, *weights, compressed, read.values, read.betas, *sums)

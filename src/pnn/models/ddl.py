@@ -137,7 +137,7 @@ class DDLCache(DynamicCache):
         before = self.histories.get(name)
         if before is None:
             before = x.new_zeros(len(x), size - 1, *x.shape[2:])
-        self.histories[name] = torch.cat((before, x), dim=1)[:, x.shape[1] :]
+        self.histories[name] = torch.cat((before, x[:, -(size - 1) :]), dim=1)[:, -(size - 1) :].clone()
         return before
 
     def _change_histories(self, change: Any) -> None:
@@ -289,9 +289,9 @@ class DDLModel(DDLPreTrainedModel):
         """Compile in place what runs again and again; blocks of one shape share one graph. Where kernels take what lies between
         branches, these are what is left to compile."""
         self.expand.compile()
+        between = with_kernels and self.config.residual != "additive" and self._kernels_know_the_shape()
         for block in self.blocks:
-            branches = (block.attention, block.mlp)
-            for part in branches if with_kernels and self.config.residual != "additive" else (block,):
+            for part in (block.attention, block.mlp) if between else (block,):
                 part.compile()  # type: ignore[union-attr]
 
     @can_return_tuple
@@ -352,6 +352,14 @@ class DDLModel(DDLPreTrainedModel):
                 handle.remove()
         last = self.norm(histories.apply(self.readout, state, "readout"))
         return DecoderOutput(last, cache, tuple(states) if output_states else None, tuple(gates) if output_gates else None)
+
+    def _kernels_know_the_shape(self) -> bool:
+        from pnn.kernels import rewriting
+
+        config = self.config
+        over_tokens = config.value_channels > 1 and config.compressor == "token"
+        taps = config.compressor_kernel_size if over_tokens else 1
+        return rewriting.takes(config.hidden_size, config.value_channels, taps)
 
     def _by_kernels(self, state: Tensor, context: Context) -> Tensor | None:
         """What the blocks and the last norm give, where kernels compute it; else None."""

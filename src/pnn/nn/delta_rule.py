@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 DIRECTION_EPS = 1e-5  # in the length of a direction
@@ -121,11 +122,10 @@ class ChannelCompressor(nn.Module):
         if self.read is None:
             return self.kernel
         size = len(self.kernel)
-        left = (size - 1) // 2  # zeros before the first channel
-        # output p reads channel j through tap j − p + left
-        tap = torch.arange(size)[None] - torch.arange(size)[:, None] + left
-        reads = torch.stack([self.read @ (tap == m).to(self.read) for m in range(size)])  # (tap, channel)
-        return reads.t() @ self.kernel
+        left = (size - 1) // 2  # zeros before the first channel: output p reads channel j through tap j − p + left
+        padded = F.pad(self.kernel, (0, 0, size - 1, size - 1))
+        starts = [size - 1 + left - p for p in range(size)]
+        return torch.stack([self.read[p] * padded[start : start + size] for p, start in enumerate(starts)]).sum(0)
 
     def forward(self, state: Tensor, history: Tensor | None = None) -> Tensor:
         return (state * self.weights().to(state.dtype)).sum(-2)

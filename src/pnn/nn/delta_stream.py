@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from pnn.nn.decoder import RMSNorm
@@ -50,11 +51,12 @@ def run(state: Tensor, sublayers: list[Sublayer]) -> Tensor:
 
     batch, length, channels, width = state.shape
     erase = any(isinstance(one.residual, DeltaResidual) and one.residual.erase for one in sublayers)
-    tape = rewriting.Tape(erase, length)
+    tape = rewriting.Tape(erase, length, keeps=torch.is_grad_enabled())
     states = state.transpose(-1, -2).reshape(batch * length, width, channels)
     write = None
+    mixes = {id(one.compress): _mix(one.compress) for one in sublayers}  # a block's two sublayers share theirs
     for one in sublayers:
-        states, read = rewriting.sublayer(tape, states, write, _reader(one))
+        states, read = rewriting.sublayer(tape, states, write, _reader(one, mixes[id(one.compress)]))
         if one.branch is None:
             break
         branch = one.branch(read.context.view(batch, length, width)).view(-1, width)
@@ -64,10 +66,14 @@ def run(state: Tensor, sublayers: list[Sublayer]) -> Tensor:
     return read.context.view(batch, length, width)
 
 
-def _reader(one: Sublayer) -> rewriting.Reader:
+def _mix(compress: nn.Module) -> Tensor | None:
+    """A compressor's weights, (d, c) or (taps, d, c)."""
+    return None if isinstance(compress, Squeeze) else compress.weights().transpose(-1, -2)  # type: ignore[operator]
+
+
+def _reader(one: Sublayer, mix: Tensor | None) -> rewriting.Reader:
     from pnn.kernels import rewriting
 
-    mix = None if isinstance(one.compress, Squeeze) else one.compress.weights().transpose(-1, -2)  # type: ignore[operator]
     assert isinstance(one.norm, RMSNorm)
     weight, eps = one.norm.weight, one.norm.eps
     if not isinstance(one.residual, DeltaResidual):

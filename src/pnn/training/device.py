@@ -4,7 +4,7 @@
     a GPU without bf16            fp16 with a loss scale; `training.precision: bf16` is refused: it would be emulated, slowly
     older than any kernel knows   plain steps (`nn/pointwise.for_kernels`); without Triton nothing is compiled either
 
-What runs on an old GPU is slower there, never different.
+What runs on an old GPU is slower there and rounds elsewhere; the equations are the same.
 """
 
 from __future__ import annotations
