@@ -103,3 +103,21 @@ def test_memory_does_not_grow_with_the_expanded_state_of_every_sublayer():
     assert (
         peaks["channel"] - peaks["scalar"] < 24 * state
     )  # six sublayers of three more channels each would be 18, made again 12
+
+
+@pytest.mark.parametrize("name", ["scalar", "channel", "token", "additive"])
+def test_a_small_decoder_trains_through_the_loop_with_its_pass_recorded(name, tmp_path):
+    from pnn.config import load_config
+    from pnn.runs import read_metrics
+    from pnn.training.run import train_run
+
+    changes = [f"model.{key}={value}" for key, value in VARIANTS[name].items()]
+    settings = [
+        "training.max_steps=40",
+        "training.log_every=1",
+        "training.precision=bf16",
+        f"data.prepared={tmp_path}/prepared",
+    ]
+    train_run(load_config("ddl_tiny", [*changes, *settings]), tmp_path / "run", quiet=True)
+    losses = [row["loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
+    assert losses[-1] < losses[0] - 1
