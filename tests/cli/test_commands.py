@@ -89,7 +89,7 @@ def test_the_readmes_commands_exist_with_these_options_and_configs(command):
     """Each `pnn …` line of the README goes through the real parser, and a config with its settings through the real loader."""
     from typer.main import get_command
 
-    from pnn.cli import analyze, app, bench, compare, data, evaluate, evidence, fill, quickstart, report, train  # noqa: F401
+    from pnn.cli import analyze, app, bench, compare, data, evaluate, evidence, fill, generate, quickstart, report, train  # noqa: F401
     from pnn.config import load_config
 
     words = shlex.split(command.removeprefix("accelerate launch -m "))[1:]
@@ -100,18 +100,26 @@ def test_the_readmes_commands_exist_with_these_options_and_configs(command):
         load_config(parsed.params["config"], parsed.params["settings"])
 
 
-def test_the_readmes_python_runs(trained_run):
-    """On a tiny run in place of the quickstart's."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+def test_the_readmes_python_runs(trained_run, tmp_path):
+    """On tiny models in place of the quickstart's and of the tiny decoder's run."""
+    import pnn
+
+    size = {"vocab_size": 80, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    pnn.DDLForCausalLM(pnn.DDLConfig(**size)).save_pretrained(tmp_path)
+    code, of_decoders = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     assert "runs/quickstart/pnn/checkpoints/best" in code
     names: dict = {}
     exec(code.replace("runs/quickstart/pnn/checkpoints/best", str(trained_run / "checkpoints" / "best")), names)
     assert len(names["out"].states) == 7
     assert names["twice"].num_steps == 8
+    assert "runs/ddl_tiny/checkpoints/best" in of_decoders
+    exec(of_decoders.replace("runs/ddl_tiny/checkpoints/best", str(tmp_path)), names)
+    assert names["baseline"].value_channels == 1
+    assert type(names["model"]) is pnn.DDLForCausalLM
 
 
 def test_every_command_has_an_example_in_its_help(pnn_command):
-    plain = ("train", "evaluate", "fill", "quickstart", "report", "bench", "compare", "evidence")
+    plain = ("train", "evaluate", "fill", "generate", "quickstart", "report", "bench", "compare", "evidence")
     grouped = [("data", "prepare"), ("data", "info"), *(("analyze", name) for name in ("convergence", "gates", "optimisation"))]
     for command in (*plain, *grouped):
         words = command if isinstance(command, tuple) else (command,)
