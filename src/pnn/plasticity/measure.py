@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from pnn.errors import UserError
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.growth import STRATEGIES, candidates
@@ -66,9 +67,11 @@ def held_out_loss(model: PreTrainedModel, text: Text) -> dict[str, Any]:
                 targets.append((answer != IGNORE).sum())
     counts = torch.stack(targets).double().cpu().numpy()
     loss, low, high = ratio_interval(torch.stack(nats).double().cpu().numpy(), counts)
+    if not math.isfinite(loss):
+        raise UserError(f"the loss on held-out text is {loss}: the model's numbers overflow, or no token is masked")
     return {
         "loss": loss,
-        "loss_interval": [low, high],
+        "loss_interval": [low, high] if math.isfinite(low) else None,
         "perplexity": math.exp(min(loss, 700.0)),
         "targets": int(counts.sum()),
         "rows": len(counts),

@@ -69,7 +69,9 @@ class Text:
     def for_update(self, step: int, size: int, seed: int) -> dict[str, Tensor]:
         """The batch of an update, counted from 0 over all rounds: the shuffled rows of epoch after epoch."""
         places = np.arange(step * size, (step + 1) * size)
-        rows = [shuffled(len(self.train), seed, int(epoch))[at] for epoch, at in zip(*divmod(places, len(self.train)), strict=True)]
+        rows = [
+            shuffled(len(self.train), seed, int(epoch))[at] for epoch, at in zip(*divmod(places, len(self.train)), strict=True)
+        ]
         return self.inputs(self.train[torch.tensor(rows)], torch.from_numpy(places), seed)
 
     def sample(self, count: int, seed: int, round_: int) -> Tensor:
@@ -139,9 +141,7 @@ def read_text(
     return Text(_framed(train, tokenizer), _framed(held_out, tokenizer), special_tokens(tokenizer), data)
 
 
-def _tokens(
-    name: str, config: DataConfig, tokenizer: PreTrainedTokenizerFast, split: str, progress: Progress
-) -> TokenSet:
+def _tokens(name: str, config: DataConfig, tokenizer: PreTrainedTokenizerFast, split: str, progress: Progress) -> TokenSet:
     return prepare_source(open_source(name, config, split), tokenizer, config, progress)
 
 
