@@ -28,6 +28,15 @@ Record = dict[str, Any]
 NAMES_ONLY = ("model", "source")  # may differ on resuming: what they stand for is compared
 
 
+def check_free(folder: Path, resume: bool | None = None) -> bool:
+    """Whether the folder holds anything, which it may only where a cycle is resumed (None: where nothing can be resumed)."""
+    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if used and not resume:
+        go_on = "" if resume is None else ", or --resume to go on with it"
+        raise UserError(f"{folder} exists already: choose another --output{go_on}")
+    return used
+
+
 class Journal:
     def __init__(self, folder: Path):
         self.folder = folder
@@ -40,9 +49,7 @@ class Journal:
     def start(self, asked: Record, resume: bool) -> None:
         """Claim a new folder, or read where a stopped cycle was."""
         held, state = self.folder / "cycle.json", self.folder / "state.json"
-        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
-            if not resume:
-                raise UserError(f"{self.folder} exists already: choose another --output, or --resume to go on with it")
+        if check_free(self.folder, resume):
             if not held.exists():
                 raise UserError(f"cannot resume {self.folder}: it holds files but no cycle.json, so it is not a cycle's folder")
             self._check_same(read_json(held), asked)
