@@ -215,12 +215,14 @@ def print_cycle(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
             continue
         many = summary["cycles"] > 1 and "cycle" in record
         label = f"round {record['cycle']}: {labels[record['phase']]}" if many else labels[record["phase"]]
-        sizes = ["", "", ""]
-        if "parameters" in record:
-            sizes = [short_count(record[key]) for key in ("parameters", "attention_parameters")]
-            sizes.append(f"{record['flops_per_token'] / 1e6:,.2f}")
-        count = str(sum(map(len, record["head_map"])))
-        table.add_row(label, count, *sizes, f"{record['loss']:.4f}", f"{record['perplexity']:,.3f}")
+        table.add_row(
+            label,
+            str(record["heads"]),
+            *(short_count(record[key]) for key in ("parameters", "attention_parameters")),
+            f"{record['flops_per_token'] / 1e6:,.2f}",
+            f"{record['loss']:.4f}",
+            f"{record['perplexity']:,.3f}",
+        )
     Console().print(table)
     lost = (f"{percent(summary[f'fewer_{what}'])} % fewer {what.replace('_', ' ')}" for what in CYCLE_SHARES)
     print(", ".join(lost))

@@ -41,9 +41,9 @@ def circle(records: Records) -> Figure:
     """Prune, measure, grow, learn: what each phase did in each round, and in the middle what came of it."""
     initial, final = records[0], of_phase(records, "final")[-1]
     rounds = len(of_phase(records, "final"))
-    figure = Figure(figsize=(WIDTH, 4.3))
+    figure = Figure(figsize=(WIDTH, 4.7))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-WIDTH / 2, WIDTH / 2), ylim=(-2.15, 2.15))
+    axes.set(xlim=(-WIDTH / 2, WIDTH / 2), ylim=(-2.35, 2.35))
     axes.axis("off")
     nodes = (
         ("Prune", 90, ORANGE, _lines(records, "pruning", rounds, _pruned)),
@@ -89,12 +89,15 @@ def _arc(axes: Axes, radius: float, angle: float, size: float, colour: str) -> N
 
 
 def _beside(axes: Axes, x: float, y: float, size: float, angle: float, lines: list[str]) -> None:
-    """Numbers outside of the circle: to the right of it, of the left phase to its left."""
+    """Numbers outside of the circle: to the right of it, of the left phase to its left; those of the upper and the lower one
+    above and below the arrow that begins or ends there."""
     left = angle == 180
     at = x - size - 0.12 if left else x + size + 0.12
     side = "right" if left else "left"
+    pitch = 0.2
+    top = {90: y + 0.12 + pitch * (len(lines) - 1), 270: y - 0.12}.get(int(angle), y + pitch * (len(lines) - 1) / 2)
     for index, line in enumerate(lines):
-        height = y + 0.2 * ((len(lines) - 1) / 2 - index)
+        height = top - pitch * index
         axes.text(at, height, line, ha=side, va="center", fontsize=SMALL, color=INK)
 
 
@@ -103,12 +106,15 @@ def _lines(records: Records, phase: str, rounds: int, words: Callable[[Json], st
     if rounds == 1:
         return words(rows[0]).split("; ")
     chosen = rows if rounds <= ROUNDS_IN_WORDS else [rows[0], *rows[-(ROUNDS_IN_WORDS - 1) :]]
-    lines = [f"{row['cycle']}: {words(row).replace('; ', ', ')}" for row in chosen]
-    return lines if rounds <= ROUNDS_IN_WORDS else [lines[0], "…", *lines[1:]]
+    said = [words(row).replace("; ", ", ") for row in chosen]
+    lines = [f"{row['cycle']}: {text.removeprefix('perplexity ')}" for row, text in zip(chosen, said, strict=True)]
+    if rounds > ROUNDS_IN_WORDS:
+        lines.insert(1, "…")
+    return ["perplexity", *lines] if said[0].startswith("perplexity ") else lines
 
 
 def _pruned(row: Json) -> str:
-    return f"−{row['heads_pruned']} heads; by {_plain(row['pruning_strategy'])}"
+    return f"−{_heads(row['heads_pruned'])}; by {_plain(row['pruning_strategy'])}"
 
 
 def _measured(row: Json) -> str:
@@ -117,12 +123,16 @@ def _measured(row: Json) -> str:
 
 
 def _grown(row: Json) -> str:
-    return f"+{row['heads_added']} heads; by {_plain(row['growth_strategy'])}" if row["heads_added"] else "nothing"
+    return f"+{_heads(row['heads_added'])}; by {_plain(row['growth_strategy'])}" if row["heads_added"] else "nothing"
 
 
 def _learned(row: Json) -> str:
     back = f"; recovery {signed(100 * row['recovery'], 0)} %" if row["recovery"] else ""
     return f"perplexity {figure_of(row['final_perplexity'])}{back}"
+
+
+def _heads(count: int) -> str:
+    return f"{count} head{'' if count == 1 else 's'}"
 
 
 def _plain(name: str) -> str:
@@ -215,7 +225,8 @@ def perplexity(records: Records) -> Figure:
     few = len(bars) <= 7
     if few:
         for place, (value, _, _) in enumerate(bars):
-            left.annotate(figure_of(value), (place, value), (0, 2), textcoords="offset points", ha="center", fontsize=SMALL)
+            label = left.annotate(figure_of(value), (place, value), (0, 3), textcoords="offset points", ha="center")
+            label.set(fontsize=SMALL, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
         left.set_xticks(places, [label for _, label, _ in bars])
         if len(bars) > 4:
             left.tick_params(axis="x", rotation=30)
@@ -223,7 +234,7 @@ def perplexity(records: Records) -> Figure:
         left.set_xticks([0, *(2 + 3 * (number - 1) for number in rounds)], ["before", *map(str, rounds)])
         left.set_xlabel("round")
     left.set_ylim(0, 1.12 * max(value for value, _, _ in bars))
-    left.axhline(initial["perplexity"], color=INK, lw=0.8, ls=":")
+    left.axhline(initial["perplexity"], color=INK, lw=0.8, ls=":", zorder=0.5)
     left.set_title("At the end of each phase")
     left.set_ylabel("perplexity on held-out text")
     _curve(right, records, rounds)
@@ -255,7 +266,7 @@ def _curve(axes: Axes, records: Records, rounds: Sequence[int]) -> None:
         Line2D([], [], color=GREEN, marker="o", ls="none", ms=5.5, label="after growth"),
         Line2D([], [], color=PINK, marker="o", lw=1.6, ms=3.5, label="learning"),
     ]
-    axes.legend(handles=keys, loc="best")
+    axes.legend(handles=keys, loc="best", frameon=True, facecolor="white", edgecolor="none", framealpha=1)
 
 
 CYCLE_FIGURES: dict[str, Callable[[Records], Figure]] = {"cycle": circle, "heads": heads, "perplexity": perplexity}

@@ -237,7 +237,7 @@ class _Cycle:
             )
             larger = grow(self.model, new, plan.init, seed=plan.seed + round_)
         self._keep(f"round-{round_}-grown", larger)
-        found = held_out_loss(self.model, self.text)
+        found = self._measured()
         self.journal.record(
             "growth",
             cycle=round_,
@@ -247,7 +247,6 @@ class _Cycle:
             heads_added=len(new),
             active_heads_after_growth=len(heads(larger)),
             added_heads=_named(new),
-            head_map=head_map(larger),
             **found,
         )
         self._say(f"round {round_}: grew {len(new)} heads by {plan.grow_by}, perplexity {found['perplexity']:.3f}")
