@@ -14,7 +14,7 @@ app.add_typer(group, name="plasticity")
 Model = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
 Data = Annotated[str | None, typer.Option(help="Text to look at: files (a path or glob), synthetic, or a hub name.")]
 Length = Annotated[int | None, typer.Option(help="Tokens of a row (default: the model's context, at most 1,024).")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", min=0)]
 PerLayer = Annotated[bool, typer.Option(help="Prune the same share of every layer.")]
 WholeLayers = Annotated[bool, typer.Option(help="A layer may lose all its heads.")]
 Beyond = Annotated[int, typer.Option(help="Heads that a layer may grow beyond its original number.", min=0)]

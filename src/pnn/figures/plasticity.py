@@ -127,7 +127,9 @@ def _grown(row: Json) -> str:
 
 
 def _learned(row: Json) -> str:
-    back = f"; recovery {signed(100 * row['recovery'], 0)} %" if row["recovery"] else ""
+    # learning on this text may help more than pruning hurt; how many times more says nothing about pruning
+    back = f"; recovery {signed(100 * row['recovery'], 0)} %" if 0 < row["recovery"] <= 1 else ""
+    back = "; better than before" if row["perplexity_change_from_initial"] < 0 else back
     return f"perplexity {figure_of(row['final_perplexity'])}{back}"
 
 
@@ -151,6 +153,7 @@ def heads(records: Records) -> Figure:
     cell = min(0.3, 2.1 / columns)
     height = max(1.0, cell * layers) + 0.62
     figure = Figure(figsize=(WIDTH, height * len(pruning) + 0.4), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.08)
     panels = figure.subplots(len(pruning), 3, squeeze=False)
     for row, gone, new in zip(panels, pruning, growth, strict=True):
         first = f"Round {gone['cycle']}: before" if len(pruning) > 1 else "Before"

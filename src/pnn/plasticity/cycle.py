@@ -70,7 +70,9 @@ class CycleSettings:
         ):
             if value not in known:
                 raise UserError(f"{name}: there is no {value!r}{did_you_mean(value, known)}")
-        for name, least in (("rounds", 1), ("learn_steps", 0), ("batch_rows", 1), ("evaluate_every", 1), ("score_rows", 1)):
+        at_least_one = ("rounds", "batch_rows", "evaluate_every", "score_rows")
+        for name in (*at_least_one, "learn_steps", "beyond", "seed"):
+            least = int(name in at_least_one)
             if getattr(self, name) < least:
                 raise UserError(f"{name}: {getattr(self, name)}, but it is at least {least}")
         for name in ("learning_rate", "multiplier"):

@@ -15,6 +15,7 @@ from torch import Tensor
 from pnn.data.shards import Progress
 from pnn.errors import UserError
 from pnn.evaluation.reading import Loaded, load_any
+from pnn.memory import out_of_memory_says
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.cycle import CycleSettings, check, cycle
 from pnn.plasticity.growth import grow, propose
@@ -63,7 +64,14 @@ def run_cycle(
         progress=progress,
     )
     name = Path(model).resolve().name if Path(model).exists() else model
-    cycle(loaded.model, text, output, settings, tokenizer=loaded.tokenizer, name=name, resume=resume, quiet=False)
+    batch, row = settings.batch_rows, text.train.shape[1]
+
+    def smaller() -> str:
+        less = f"--batch-rows {batch // 2}" if batch > 1 else f"--length {row // 2}"
+        return f"with updates of {batch} rows of {row:,} tokens: {less} needs half"
+
+    with out_of_memory_says(smaller):
+        cycle(loaded.model, text, output, settings, tokenizer=loaded.tokenizer, name=name, resume=resume, quiet=False)
 
 
 def run_score(
