@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.ticker import MaxNLocator
@@ -152,8 +153,8 @@ def heads(records: Records) -> Figure:
     layers, columns = len(before), 1 + max(max(row, default=0) for one in (records[0], *growth) for row in one["head_map"])
     cell = min(0.3, 2.1 / columns)
     height = max(1.0, cell * layers) + 0.62
-    figure = Figure(figsize=(WIDTH, height * len(pruning) + 0.4), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.08)
+    layout = ConstrainedLayoutEngine(h_pad=0.08)
+    figure = Figure(figsize=(WIDTH, height * len(pruning) + 0.4), layout=layout)
     panels = figure.subplots(len(pruning), 3, squeeze=False)
     for row, gone, new in zip(panels, pruning, growth, strict=True):
         first = f"Round {gone['cycle']}: before" if len(pruning) > 1 else "Before"
