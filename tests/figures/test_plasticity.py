@@ -18,6 +18,7 @@ CYCLES = {
     "two rounds, beyond": {"rounds": 2, "beyond": 1, "grow": 0.3},
     "five rounds": {"rounds": 5},
     "nothing grows": {"grow": 0.0},
+    "nothing is learnt": {"learn_steps": 0},
     "wide": {"heads": 16, "layers": 2},
     "deep": {"heads": 2, "layers": 14},
 }
@@ -33,7 +34,7 @@ def records(tmp_path_factory):
         config = GPT2Config(vocab_size=20, n_embd=32, n_head=heads_, n_layer=layers, n_positions=8)
         ids = torch.randint(0, 20, (20, 8))
         folder = tmp_path_factory.mktemp("cycle") / "run"
-        settings = CycleSettings(learn_steps=4, evaluate_every=2, score_rows=4, batch_rows=2, **changes)
+        settings = CycleSettings(**{"learn_steps": 4, "evaluate_every": 2, "score_rows": 4, "batch_rows": 2, **changes})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
             cycle(GPT2LMHeadModel(config), Text(ids[:16], ids[16:]), folder, settings, name="a model with quite a long name")

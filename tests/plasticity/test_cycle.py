@@ -239,6 +239,7 @@ def test_encoders_too(kind, model_of, rows, tokenizer, tmp_path):
         {"prune_by": "combined", "grow_by": "random", "whole_layers": True, "prune": 0.9},
         {"prune": 0.0, "grow": 0.0},
         {"prune": 0.0, "grow": 0.3, "beyond": 1},
+        {"learn_steps": 0},
     ],
 )
 def test_strategies_and_controls(changes, model_of, text, tmp_path):
@@ -416,7 +417,7 @@ def refused(pnn_command, *arguments, says: str) -> None:
         (("--prune-by", "entropie"), 'did you mean "entropy"'),
         (("--grow-by", "balance"), 'did you mean "balanced"'),
         (("--init", "ones"), "there is no 'ones'"),
-        (("--length", 99), "rows of 2 to 24 tokens"),
+        (("--length", 99), "rows of 8 to 24 tokens"),
         (("--learning-rate", 0), "above 0"),
         (("--multiplier", -1), "above 0"),
         (("--validation", "nowhere.txt"), "nowhere.txt"),

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError, did_you_mean
 from pnn.files import write_json
 from pnn.plasticity.architectures import architecture_of
@@ -328,7 +329,7 @@ class _Cycle:
                 attention_mask=torch.ones_like(start),
                 max_new_tokens=share,
                 do_sample=False,
-                pad_token_id=self.model.config.eos_token_id or 0,
+                pad_token_id=end_of_text(self.tokenizer),
             )
         return self.tokenizer.decode(made[0], skip_special_tokens=True)
 

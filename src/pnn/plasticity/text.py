@@ -31,6 +31,7 @@ from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import architecture_of
 
 LONGEST_ROW = 1024  # unless asked otherwise: modern decoders would take rows that no small machine can learn from
+SHORTEST_ROW = 8
 MASKED = 0.15  # share of an encoder's tokens that are predicted
 FEWEST_ROWS = 4  # two to learn from, two to measure on
 
@@ -95,8 +96,8 @@ def shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
 def row_length(model: PreTrainedModel, asked: int | None) -> int:
     """Tokens of a row: as asked, or the model's context up to a limit."""
     longest = longest_input(model)
-    if asked is not None and not 2 <= asked <= longest:
-        raise UserError(f"--length {asked}: the model takes rows of 2 to {longest:,} tokens")
+    if asked is not None and not SHORTEST_ROW <= asked <= longest:
+        raise UserError(f"--length {asked}: the model takes rows of {SHORTEST_ROW} to {longest:,} tokens")
     return asked or min(longest, LONGEST_ROW)
 
 
