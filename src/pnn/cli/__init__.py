@@ -26,7 +26,20 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # the tokenizer's own threads; we do not fork
     from transformers.utils import logging
 
-    from pnn.cli import analyze, bench, compare, data, evaluate, evidence, fill, generate, quickstart, report, train  # noqa: F401  (each registers its commands)
+    from pnn.cli import (  # noqa: F401  (each registers its commands)
+        analyze,
+        bench,
+        compare,
+        data,
+        evaluate,
+        evidence,
+        fill,
+        generate,
+        plasticity,
+        quickstart,
+        report,
+        train,
+    )
     from pnn.memory import is_out_of_memory
     from pnn.training.loop import Stopped
 

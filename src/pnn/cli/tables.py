@@ -201,3 +201,51 @@ def print_benchmark(result: dict[str, Any]) -> None:
 
 def _flops(rate: float) -> str:
     return f"{rate / 1e12:,.0f} TFLOP/s" if rate > 1e13 else f"{rate / 1e9:,.0f} GFLOP/s"
+
+
+def print_cycle(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    """A row for every state that the model went through, then what it lost and gained."""
+    table = Table(title="held-out text, by token", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for column in ("heads", "para-\nmeters", "attention\nparameters", "MFLOP/\ntoken", "loss", "perplexity"):
+        table.add_column(column, justify="right")
+    labels = {"initial": "before", "measurement": "pruned", "growth": "grown", "final": "learned"}
+    for record in records:
+        if record["phase"] not in labels:
+            continue
+        many = summary["cycles"] > 1 and "cycle" in record
+        label = f"round {record['cycle']}: {labels[record['phase']]}" if many else labels[record["phase"]]
+        table.add_row(
+            label,
+            str(record["heads"]),
+            *(short_count(record[key]) for key in ("parameters", "attention_parameters")),
+            f"{record['flops_per_token'] / 1e6:,.2f}",
+            f"{record['loss']:.4f}",
+            f"{record['perplexity']:,.3f}",
+        )
+    Console().print(table)
+    lost = (f"{percent(summary[f'fewer_{what}'])} % fewer {what.replace('_', ' ')}" for what in CYCLE_SHARES)
+    print(", ".join(lost))
+    for row in summary["speed"]:
+        speed = row["tokens_per_second"]
+        print(
+            f"forward, {row['batch']} × {row['length']} tokens: {speed['initial']:,.0f} → {speed['final']:,.0f} tokens/s "
+            f"({speed['final'] / speed['initial']:.2f}×)"
+        )
+
+
+CYCLE_SHARES = ("heads", "attention_parameters", "parameters")
+
+
+def print_head_scores(result: dict[str, Any]) -> None:
+    """A row a layer, a column a head; a head that is not there leaves its place empty."""
+    end = "highest" if result["highest_go"] else "lowest"
+    table = Table(title=f"{result['method']}: the {end} go first", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("layer", justify="right")
+    width = 1 + max((one["head"] for one in result["scores"]), default=0)
+    for head in range(width):
+        table.add_column(f"head {head}" if width <= 8 else str(head), justify="right")
+    for layer in range(len(result["head_map"])):
+        found = {one["head"]: f"{one['score']:.3g}" for one in result["scores"] if one["layer"] == layer}
+        table.add_row(str(layer), *(found.get(head, "") for head in range(width)))
+    Console().print(table)

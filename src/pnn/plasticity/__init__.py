@@ -6,23 +6,31 @@ returns a model and leaves its input as it was. Importing this registers reorgan
     grown = grow(small, new := propose(small, 0.1, "gradient", batches))
     with WarmUp(grown, new) as warm_up: …                            # and FasterUpdates(optimizer, grown, new, 5.0)
     save(grown, "folder"); load("folder")
+
+All of it, for one or many rounds: `cycle(model, Text(rows, held_out_rows), "runs/name", CycleSettings(prune=0.3))`.
 """
 
-# `heads` here is the function, as the public names want it; its module is reached by `from pnn.plasticity.heads import …`
+# `heads` and `cycle` here are functions, as the public names want it; their modules are reached by
+# `from pnn.plasticity.heads import …`
+from pnn.plasticity.cycle import CycleSettings, cycle
 from pnn.plasticity.growth import candidates, grow, propose
 from pnn.plasticity.heads import Head, heads, masked
 from pnn.plasticity.learning import FasterUpdates, WarmUp, warm_up_factor
 from pnn.plasticity.models import load, save
 from pnn.plasticity.scores import Scores, choose, score
 from pnn.plasticity.surgery import prune
+from pnn.plasticity.text import Text
 
 __all__ = [
+    "CycleSettings",
     "FasterUpdates",
     "Head",
     "Scores",
+    "Text",
     "WarmUp",
     "candidates",
     "choose",
+    "cycle",
     "grow",
     "heads",
     "load",

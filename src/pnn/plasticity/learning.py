@@ -12,23 +12,32 @@ has no parameter of its own that could get a learning rate. What is multiplied h
 
 which is what a learning rate of m·η would have done there: Adam's step and decoupled weight decay are both proportional to η.
 The bias of W_o belongs to no head and learns at the common rate.
+
+`learn` does both: AdamW, weight decay on matrices, gradients clipped at 1, a cosine from the learning rate to a tenth of it.
+The warm-up takes 100 updates, or half of them where there are fewer than 200: it is over before learning is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pnn.config import TrainingConfig
 from pnn.errors import UserError
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import Head, check_present, gate_layer, head_map, stretches
+from pnn.plasticity.measure import computing
+from pnn.plasticity.scores import prepared
+from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
 
 WARM_UP_START = 0.01
 WARM_UP_STEPS = 100
+CLIP = 1.0  # the most that a gradient's norm may be
 
 
 def warm_up_factor(step: int, steps: int = WARM_UP_STEPS, start: float = WARM_UP_START) -> float:
@@ -123,3 +132,45 @@ class FasterUpdates:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+
+def learn(
+    model: PreTrainedModel,
+    new: Iterable[Head],
+    batch_at: Callable[[int], dict[str, Tensor]],
+    *,
+    steps: int,
+    peak_rate: float,
+    multiplier: float,
+    seed: int,
+    first: int = 0,
+) -> Iterator[tuple[int, float]]:
+    """Train the model in place; after each update gives how many are done and the loss of its batch. `batch_at` gives the
+    batch of an update. `first`: updates of earlier rounds; batch and dropout of an update follow from (seed, its number), so
+    that learning again gives the same bits."""
+    new = check_present(model, new)
+    plan = TrainingConfig(learning_rate=peak_rate, min_learning_rate=peak_rate / 10, warmup_steps=0)
+    optimizer = make_optimizer(model, plan)
+    faster = FasterUpdates(optimizer, model, new, multiplier)
+    on_gpu = model.device.type == "cuda"
+    seed_all = torch.manual_seed if on_gpu else torch.default_generator.manual_seed
+    try:
+        with WarmUp(model, new, min(WARM_UP_STEPS, steps // 2)) as warm_up:
+            for step in range(steps):
+                model.train()
+                warm_up.at(step)
+                set_learning_rate(optimizer, learning_rate(step, steps, plan))
+                with torch.random.fork_rng([model.device] if on_gpu else []):
+                    seed_all(seed * 1_000_003 + first + step)
+                    with computing(model):
+                        loss = model(**prepared(model, batch_at(first + step))).loss
+                    loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+                optimizer.step()
+                optimizer.zero_grad()
+                if not math.isfinite(loss.item()):
+                    raise UserError(f"the loss became {loss.item()} at update {step + 1}: a lower learning rate usually helps")
+                yield step + 1, loss.item()
+    finally:
+        faster.remove()
+        model.eval()

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+
+group = typer.Typer(help="Prune attention heads, measure, grow new ones, learn.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(group, name="plasticity")
+
+Model = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
+Data = Annotated[str | None, typer.Option(help="Text to look at: files (a path or glob), synthetic, or a hub name.")]
+Length = Annotated[int | None, typer.Option(help="Tokens of a row (default: the model's context, at most 1,024).")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", min=0)]
+PerLayer = Annotated[bool, typer.Option(help="Prune the same share of every layer.")]
+WholeLayers = Annotated[bool, typer.Option(help="A layer may lose all its heads.")]
+Beyond = Annotated[int, typer.Option(help="Heads that a layer may grow beyond its original number.", min=0)]
+Init = Annotated[str, typer.Option(help="What new heads start as: zero, random or clone.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Folder = Annotated[Path, typer.Option(help="New folder for the model.")]
+SCORES = "entropy, normalised_entropy, magnitude, contribution, gradient, random or combined."
+PLACES = "gradient, entropy_gap, balanced, random"
+
+
+@group.command()
+def cycle(
+    model: Model,
+    data: Annotated[str, typer.Option(help="Text to learn from: files (a path or glob), synthetic, or a hub name.")],
+    validation: Annotated[str | None, typer.Option(help="Text to measure on (default: the last tenth of --data).")] = None,
+    validation_rows: Annotated[int, typer.Option(help="Rows to measure on, at most.", min=2)] = 64,
+    length: Length = None,
+    rounds: Annotated[int, typer.Option(help="How often to go through all four phases.", min=1)] = 1,
+    prune: Annotated[float, typer.Option(help="Share of the heads to prune in a round.")] = 0.3,
+    grow: Annotated[float, typer.Option(help="Share of the original number to grow in a round; 0 grows none.")] = 0.1,
+    prune_by: Annotated[str, typer.Option(help=SCORES)] = "gradient",
+    grow_by: Annotated[str, typer.Option(help=f"{PLACES} or importance.")] = "gradient",
+    per_layer: PerLayer = False,
+    whole_layers: WholeLayers = False,
+    beyond: Beyond = 0,
+    init: Init = "zero",
+    learn_steps: Annotated[int, typer.Option(help="Updates of a round.", min=0)] = 300,
+    learning_rate: Annotated[float, typer.Option(help="At the beginning of a round; a cosine leads to a tenth of it.")] = 5e-5,
+    multiplier: Annotated[float, typer.Option(help="How much faster new heads learn.")] = 3.0,
+    batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 8,
+    evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 50,
+    seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option(help="Run folder (default: runs/ and the model's name with -cycle).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a cycle that was stopped.")] = False,
+) -> None:
+    """Reorganise a model: prune the heads that do least, measure, grow some where they help, learn.
+
+    The result is a run folder whose checkpoints/last loads in one call, with head maps, perplexities and figures.
+
+    Example: pnn plasticity cycle runs/ddl_tiny --data 'text/*.txt' --prune 0.3 --grow 0.1 --output runs/reorganised
+    """
+    from pnn.cli.tables import print_cycle
+    from pnn.figures.plasticity import CYCLE_FIGURES
+    from pnn.figures.style import png, save
+    from pnn.plasticity.cycle import CycleSettings
+    from pnn.plasticity.run import run_cycle
+    from pnn.progress import track
+    from pnn.runs import read_json, read_metrics
+
+    settings = CycleSettings(
+        rounds=rounds,
+        prune=prune,
+        grow=grow,
+        prune_by=prune_by,
+        grow_by=grow_by,
+        per_layer=per_layer,
+        whole_layers=whole_layers,
+        beyond=beyond,
+        init=init,
+        learn_steps=learn_steps,
+        learning_rate=learning_rate,
+        multiplier=multiplier,
+        batch_rows=batch_rows,
+        evaluate_every=evaluate_every,
+        seed=seed,
+    )
+    folder = output or Path("runs") / f"{Path(model).name}-cycle"
+    run_cycle(
+        model,
+        data,
+        folder,
+        settings,
+        validation=validation,
+        length=length,
+        held_out_rows=validation_rows,
+        resume=resume,
+        progress=track,
+    )
+    records = read_metrics(folder / "metrics.jsonl")
+    for name, draw in CYCLE_FIGURES.items():
+        save(png(draw(records)), folder / "figures" / f"{name}.png")
+    print_cycle(read_json(folder / "summary.json"), records)
+    print(f"Wrote {folder}: summary.json, metrics.jsonl, figures/ and checkpoints/last")
+
+
+@group.command()
+def score(
+    model: Model,
+    data: Data = None,
+    by: Annotated[str, typer.Option(help=SCORES)] = "gradient",
+    length: Length = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """How useful each head is.
+
+    Example: pnn plasticity score runs/ddl_tiny --data text.txt --by entropy
+    """
+    from pnn.cli.tables import print_head_scores
+    from pnn.plasticity.run import run_score
+    from pnn.progress import track
+
+    result = run_score(model, data, by, length=length, seed=seed, progress=track)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_head_scores(result)
+
+
+@group.command()
+def prune(
+    model: Model,
+    output: Folder,
+    ratio: Annotated[float, typer.Option(help="Share of the heads to prune.")] = 0.3,
+    by: Annotated[str, typer.Option(help=SCORES)] = "gradient",
+    data: Data = None,
+    per_layer: PerLayer = False,
+    whole_layers: WholeLayers = False,
+    length: Length = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Remove heads: a smaller model in a new folder.
+
+    Example: pnn plasticity prune runs/ddl_tiny --ratio 0.3 --data text.txt --output smaller
+    """
+    from pnn.plasticity.run import run_prune
+    from pnn.progress import track
+
+    result = run_prune(
+        model,
+        data,
+        output,
+        ratio=ratio,
+        method=by,
+        per_layer=per_layer,
+        whole_layers=whole_layers,
+        length=length,
+        seed=seed,
+        progress=track,
+    )
+    _print_changed(result, "pruned", output, as_json)
+
+
+@group.command()
+def grow(
+    model: Model,
+    output: Folder,
+    ratio: Annotated[float, typer.Option(help="Share of the original number of heads to grow.")] = 0.1,
+    by: Annotated[str, typer.Option(help=f"{PLACES}.")] = "gradient",
+    data: Data = None,
+    init: Init = "zero",
+    beyond: Beyond = 0,
+    length: Length = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Grow heads: a larger model in a new folder.
+
+    Example: pnn plasticity grow smaller --ratio 0.1 --data text.txt --output larger
+    """
+    from pnn.plasticity.run import run_grow
+    from pnn.progress import track
+
+    result = run_grow(
+        model,
+        data,
+        output,
+        ratio=ratio,
+        method=by,
+        init=init,
+        beyond=beyond,
+        length=length,
+        seed=seed,
+        progress=track,
+    )
+    _print_changed(result, "grown", output, as_json)
+
+
+def _print_changed(result: dict[str, object], what: str, output: Path, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    which = result[what]
+    assert isinstance(which, list)
+    names = ", ".join(f"{one['layer']}.{one['head']}" for one in which)
+    print(f"{what} {len(which)} heads (layer.head): {names or 'none'}")
+    print(f"heads {result['heads_before']} → {result['heads']}")
+    print(f"parameters {result['parameters_before']:,} → {result['parameters']:,}")
+    print(f"Wrote {output}")

@@ -1,0 +1,176 @@
+"""What a model is worth and what it costs, in numbers that a reorganised model can be compared by.
+
+    loss          nats a predicted token, over all targets of all held-out rows; perplexity = exp(loss)
+    head map      which heads each layer has
+    parameters    of the whole model, and of its attention (queries, keys, values, output)
+    FLOPs         a token, forward: 2 · (matrix parameters that it passes) + 4 · (tokens it attends to) · (width of the heads)
+    tokens/s      measured, at several batch sizes and lengths
+    missing       where capacity lacks: how much a head on trial in each layer would learn at its first step
+
+The published measure averages the perplexities of five sentences, so that one odd sentence outweighs a page; here every token
+counts the same. FLOPs follow one forward pass and count each matrix as often as it is used, a PNN's refiner once a step; the
+product with the vocabulary counts for predicted tokens only. In a causal model a token attends to half of its row on average.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from pnn.errors import UserError
+from pnn.objectives import IGNORE
+from pnn.plasticity.architectures import architecture_of
+from pnn.plasticity.growth import STRATEGIES, candidates
+from pnn.plasticity.heads import head_map, original_counts
+from pnn.plasticity.scores import prepared, undisturbed
+from pnn.plasticity.text import MASKED, Text
+from pnn.stats import ratio_interval
+
+BATCH_TOKENS = 4096  # of a batch that is only measured
+SECONDS = 0.5  # how long one speed is measured, at least
+
+
+def precision_of(device: torch.device) -> torch.dtype:
+    """What a device computes in best: bf16 on a GPU that has it."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if has_bf16 else torch.float32
+
+
+def computing(model: PreTrainedModel) -> torch.autocast:
+    dtype = precision_of(model.device)
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+@torch.no_grad()
+def held_out_loss(model: PreTrainedModel, text: Text) -> dict[str, Any]:
+    """Loss and perplexity on the held-out rows, every target alike, with an interval over rows."""
+    nats, targets = [], []
+    with undisturbed(model), computing(model):
+        for batch in text.batches(text.held_out, max(1, BATCH_TOKENS // text.held_out.shape[1])):
+            labels = batch.pop("labels")
+            logits = model(**prepared(model, batch | {"labels": None})).logits
+            wanted = labels.to(logits.device)
+            if architecture_of(model).causal:
+                logits, wanted = logits[:, :-1], wanted[:, 1:]
+            for row, answer in zip(logits, wanted, strict=True):  # one row in fp32 at a time
+                nats.append(F.cross_entropy(row.float(), answer, ignore_index=IGNORE, reduction="sum"))
+                targets.append((answer != IGNORE).sum())
+    counts = torch.stack(targets).double().cpu().numpy()
+    loss, low, high = ratio_interval(torch.stack(nats).double().cpu().numpy(), counts)
+    if not math.isfinite(loss):
+        raise UserError(f"the loss on held-out text is {loss}: the model's numbers overflow, or no token is masked")
+    return {
+        "loss": loss,
+        "loss_interval": [low, high] if math.isfinite(low) else None,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "targets": int(counts.sum()),
+        "rows": len(counts),
+        "row_tokens": text.held_out.shape[1],
+    }
+
+
+def size(model: PreTrainedModel, length: int) -> dict[str, Any]:
+    """Heads, parameters, and FLOPs of a token in rows of this length."""
+    architecture = architecture_of(model)
+    attention = {
+        id(parameter): parameter.numel()
+        for layer in architecture.attentions(model)
+        for part in architecture.projections(layer)
+        for parameter in part.module.parameters()
+    }
+    return {
+        "heads": sum(map(len, head_map(model))),
+        "original_heads": sum(original_counts(model)),
+        "head_map": head_map(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "attention_parameters": sum(attention.values()),
+        "flops_per_token": flops_per_token(model, length),
+    }
+
+
+@torch.no_grad()
+def flops_per_token(model: PreTrainedModel, length: int) -> float:
+    """Of a forward pass, counted from which matrices it passes and how often."""
+    architecture = architecture_of(model)
+    attended = length / 2 if architecture.causal else float(length)
+    read_out = model.get_output_embeddings()
+    outputs = {id(part.module): part for part in map(architecture.output, architecture.attentions(model))}
+    total = 0.0
+
+    def count(module: Any, args: Any, output: Tensor) -> None:
+        nonlocal total
+        share = MASKED if module is read_out and not architecture.causal else 1.0
+        total += 2 * share * module.weight.numel()
+        part = outputs.get(id(module))
+        if part is not None:
+            total += 4 * attended * part.count * part.width
+
+    with undisturbed(model), ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, nn.Linear | Conv1D):
+                stack.callback(module.register_forward_hook(count).remove)
+        ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)  # each token passes the same matrices
+        model(**prepared(model, {"input_ids": ids, "labels": None}))
+    return total
+
+
+def missing_capacity(model: PreTrainedModel, batches: Iterable[dict[str, Any]], seed: int = 0) -> list[float | None]:
+    """For each layer the first gradient that a new head on trial would get, as a share of all layers'; None where no head
+    was lost."""
+    places = candidates(model)
+    by_layer: dict[int, list[float]] = {}
+    if places:
+        ready = [prepared(model, batch) for batch in batches]
+        for (layer, _), wish in STRATEGIES["gradient"](model, places, ready, None, seed).items():
+            by_layer.setdefault(layer, []).append(wish)
+    means = {layer: sum(wishes) / len(wishes) for layer, wishes in by_layer.items()}
+    total = sum(means.values()) or 1.0
+    return [means[layer] / total if layer in means else None for layer in range(len(head_map(model)))]
+
+
+def speeds(models: dict[str, PreTrainedModel], length: int, batches: Sequence[int] = (1, 8)) -> list[dict[str, Any]]:
+    """Tokens a second of each model's forward pass, at each batch size and at the whole length and a quarter of it. Models take
+    turns, so that a busy machine slows all of them alike; the median of the turns counts."""
+    rows = []
+    for batch in batches:
+        for tokens in sorted({max(2, length // 4), length}):
+            times: dict[str, list[float]] = {name: [] for name in models}
+            runs = {name: _forward(model, batch, tokens) for name, model in models.items()}
+            started = time.perf_counter()
+            for run in runs.values():
+                next(run)  # not counted: it allocates
+            while len(next(iter(times.values()))) < 3 or time.perf_counter() - started < SECONDS * len(models):
+                for name, run in runs.items():
+                    times[name].append(next(run))
+            found = {name: batch * tokens / float(np.median(taken)) for name, taken in times.items()}
+            rows.append({"batch": batch, "length": tokens, "tokens_per_second": found})
+    return rows
+
+
+def _forward(model: PreTrainedModel, batch: int, length: int) -> Iterator[float]:
+    """Endless: each turn one forward pass and the seconds that it took."""
+    ids = torch.randint(0, model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0))
+    inputs = prepared(model, {"input_ids": ids, "labels": None})
+    while True:
+        with torch.no_grad(), undisturbed(model), computing(model):
+            _wait(model.device)
+            start = time.perf_counter()
+            model(**inputs)
+            _wait(model.device)
+            taken = time.perf_counter() - start
+        yield taken
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

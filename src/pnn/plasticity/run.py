@@ -1,0 +1,166 @@
+"""From a MODEL's name and names of text to a cycle, scores, or a model with other heads: what the commands call.
+
+A MODEL is a run folder, a checkpoint folder (reorganised or not), or a hub name. Weights are taken in fp32, whatever they were
+stored in: scores and growth compare small differences, and learning adds small updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pnn.data.shards import Progress
+from pnn.errors import UserError
+from pnn.evaluation.reading import Loaded, load_any
+from pnn.memory import out_of_memory_says
+from pnn.plasticity.architectures import architecture_of
+from pnn.plasticity.cycle import CycleSettings, check, cycle
+from pnn.plasticity.growth import grow, propose
+from pnn.plasticity.heads import head_map, heads, original_counts
+from pnn.plasticity.journal import check_free
+from pnn.plasticity.models import save
+from pnn.plasticity.scores import Scores, choose, score
+from pnn.plasticity.surgery import prune
+from pnn.plasticity.text import read_text
+
+WITHOUT_TEXT = ("magnitude", "random", "balanced")
+SCORE_ROWS = CycleSettings.score_rows
+BATCH_ROWS = CycleSettings.batch_rows
+
+
+def open_model(model: str) -> Loaded[Any]:
+    loaded = load_any(model)
+    architecture_of(loaded.model)
+    return replace(loaded, model=loaded.model.float().eval())
+
+
+def run_cycle(
+    model: str,
+    data: str,
+    output: Path,
+    settings: CycleSettings,
+    *,
+    validation: str | None = None,
+    length: int | None = None,
+    held_out_rows: int = 64,
+    resume: bool = False,
+    progress: Progress,
+) -> None:
+    """The whole cycle, in a run folder."""
+    check_free(output, resume)
+    loaded = open_model(model)
+    check(loaded.model, settings)
+    text = read_text(
+        loaded.model,
+        loaded.tokenizer,
+        data,
+        validation=validation,
+        length=length,
+        train_rows=settings.rows_needed(),
+        held_out_rows=held_out_rows,
+        progress=progress,
+    )
+    name = Path(model).resolve().name if Path(model).exists() else model
+    batch, row = settings.batch_rows, text.train.shape[1]
+
+    def smaller() -> str:
+        less = f"--batch-rows {batch // 2}" if batch > 1 else f"--length {row // 2}"
+        return f"with updates of {batch} rows of {row:,} tokens: {less} needs half"
+
+    with out_of_memory_says(smaller):
+        cycle(loaded.model, text, output, settings, tokenizer=loaded.tokenizer, name=name, resume=resume, quiet=False)
+
+
+def run_score(
+    model: str, data: str | None, method: str, *, length: int | None, seed: int, progress: Progress
+) -> dict[str, Any]:
+    loaded = open_model(model)
+    scores = _scores(loaded, data, method, length, seed, progress)
+    return {
+        "model": model,
+        "method": method,
+        "highest_go": scores.highest_go,
+        "head_map": head_map(loaded.model),
+        "scores": [{"layer": layer, "head": index, "score": value} for (layer, index), value in scores.items()],
+    }
+
+
+def run_prune(
+    model: str,
+    data: str | None,
+    output: Path,
+    *,
+    ratio: float,
+    method: str,
+    per_layer: bool,
+    whole_layers: bool,
+    length: int | None,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """A smaller model in a new folder."""
+    check_free(output)
+    loaded = open_model(model)
+    settings = CycleSettings(prune=ratio, grow=0, prune_by=method, per_layer=per_layer, whole_layers=whole_layers)
+    check(loaded.model, settings)
+    scores = _scores(loaded, data, method, length, seed, progress)
+    gone = choose(scores, ratio, per_layer=per_layer, floor=settings.floor)
+    smaller = prune(loaded.model, gone, whole_layers=whole_layers)
+    save(smaller, output, loaded.tokenizer)
+    return _changed(loaded.model, smaller, "pruned", gone)
+
+
+def run_grow(
+    model: str,
+    data: str | None,
+    output: Path,
+    *,
+    ratio: float,
+    method: str,
+    init: str,
+    beyond: int,
+    length: int | None,
+    seed: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """A larger model in a new folder."""
+    check_free(output)
+    loaded = open_model(model)
+    settings = CycleSettings(prune=0, grow=ratio, grow_by=method, init=init, beyond=beyond)
+    check(loaded.model, settings)
+    if method == "importance":
+        raise UserError("--by importance needs the scores of heads when they were pruned, which only a whole cycle has")
+    batches = None if method in WITHOUT_TEXT else _batches(loaded, data, method, length, progress)
+    new = propose(loaded.model, ratio, method, batches, beyond=beyond, seed=seed)
+    larger = grow(loaded.model, new, init, seed=seed)
+    save(larger, output, loaded.tokenizer)
+    return _changed(loaded.model, larger, "grown", new)
+
+
+def _scores(loaded: Loaded[Any], data: str | None, method: str, length: int | None, seed: int, progress: Progress) -> Scores:
+    batches = None if method in WITHOUT_TEXT else _batches(loaded, data, method, length, progress)
+    return score(loaded.model, batches, method, seed=seed)
+
+
+def _batches(
+    loaded: Loaded[Any], data: str | None, method: str, length: int | None, progress: Progress
+) -> list[dict[str, Tensor]]:
+    if data is None:
+        raise UserError(f"--by {method} looks at what heads do with text: say which with --data")
+    text = read_text(loaded.model, loaded.tokenizer, data, length=length, train_rows=SCORE_ROWS, progress=progress)
+    return list(text.batches(text.train, BATCH_ROWS))
+
+
+def _changed(before: Any, after: Any, what: str, which: list[tuple[int, int]]) -> dict[str, Any]:
+    return {
+        what: [{"layer": layer, "head": index} for layer, index in which],
+        "heads": len(heads(after)),
+        "heads_before": len(heads(before)),
+        "original_heads": sum(original_counts(after)),
+        "head_map": head_map(after),
+        "parameters": sum(p.numel() for p in after.parameters()),
+        "parameters_before": sum(p.numel() for p in before.parameters()),
+    }

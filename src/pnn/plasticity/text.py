@@ -1,0 +1,155 @@
+"""What a cycle reads: rows of token ids, all of one length, some to learn from and some held out.
+
+A decoder's rows are running text and predict their own next tokens. An encoder's rows are framed by [CLS] and [SEP], and a
+share of their tokens is masked: in learning by (seed, place in the stream), in scoring and measuring by the row's own tokens,
+so that every model sees the same masks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pnn.config import DataConfig
+from pnn.data.batches import special_tokens
+from pnn.data.corpora import open_source
+from pnn.data.masking import SpecialTokens, content_keys, select
+from pnn.data.shards import Progress, TokenSet, prepare_source
+from pnn.data.tokenizers import check_masks
+from pnn.errors import UserError
+from pnn.evaluation.reading import longest_input
+from pnn.objectives import IGNORE
+from pnn.plasticity.architectures import architecture_of
+
+LONGEST_ROW = 1024  # unless asked otherwise: modern decoders would take rows that no small machine can learn from
+SHORTEST_ROW = 8
+MASKED = 0.15  # share of an encoder's tokens that are predicted
+FEWEST_ROWS = 4  # two to learn from, two to measure on
+
+
+@dataclass(frozen=True)
+class Text:
+    """`train` and `held_out` are (rows, length). `special` is what masking has to know: for encoders, and only for them."""
+
+    train: Tensor
+    held_out: Tensor
+    special: SpecialTokens | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name, rows in (("learn from", self.train), ("measure on", self.held_out)):
+            if rows.dim() != 2 or len(rows) < 2 or rows.shape[1] < 2:
+                raise UserError(f"too little text to {name}: a cycle needs two rows of two tokens or more for that")
+
+    def inputs(self, rows: Tensor, keys: Tensor | None = None, seed: int = 0) -> dict[str, Tensor]:
+        """A batch with labels. `keys` name an encoder's rows in the stream of learning; without, a row is its own key."""
+        if self.special is None:
+            return {"input_ids": rows, "labels": rows}
+        count, length = rows.shape
+        if keys is None:
+            flat = rows.flatten().numpy()
+            keys = torch.from_numpy(content_keys(flat, np.full(count, length)))
+        places = torch.arange(length).repeat(count)
+        at = select(rows.flatten(), keys.repeat_interleave(length), places, self.special, MASKED, seed).view_as(rows)
+        return {"input_ids": rows.masked_fill(at, self.special.mask), "labels": rows.masked_fill(~at, IGNORE)}
+
+    def batches(self, rows: Tensor, size: int) -> Iterator[dict[str, Tensor]]:
+        """These rows in order, masked by their own tokens."""
+        for part in rows.split(size):
+            yield self.inputs(part)
+
+    def for_update(self, step: int, size: int, seed: int) -> dict[str, Tensor]:
+        """The batch of an update, counted from 0 over all rounds: the shuffled rows of epoch after epoch."""
+        places = np.arange(step * size, (step + 1) * size)
+        rows = [
+            shuffled(len(self.train), seed, int(epoch))[at] for epoch, at in zip(*divmod(places, len(self.train)), strict=True)
+        ]
+        return self.inputs(self.train[torch.tensor(rows)], torch.from_numpy(places), seed)
+
+    def sample(self, count: int, seed: int, round_: int) -> Tensor:
+        """Rows to score heads on, others in every round."""
+        order = np.random.default_rng([seed, round_, 1]).permutation(len(self.train))
+        return self.train[torch.from_numpy(np.sort(order[:count]))]
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for rows in (self.train, self.held_out):
+            digest.update(repr(tuple(rows.shape)).encode())
+            digest.update(rows.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+@lru_cache(maxsize=2)
+def shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def row_length(model: PreTrainedModel, asked: int | None) -> int:
+    """Tokens of a row: as asked, or the model's context up to a limit."""
+    longest = longest_input(model)
+    if asked is not None and not SHORTEST_ROW <= asked <= longest:
+        raise UserError(f"--length {asked}: the model takes rows of {SHORTEST_ROW} to {longest:,} tokens")
+    return asked or min(longest, LONGEST_ROW)
+
+
+def read_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    data: str,
+    *,
+    validation: str | None = None,
+    length: int | None = None,
+    train_rows: int | None = None,
+    held_out_rows: int = 64,
+    progress: Progress,
+) -> Text:
+    """Text by file, glob or name, in the model's own tokens. The last tenth is held out, `held_out_rows` at most, where no
+    `validation` names another text. `train_rows`: a random sample of so many, if there are more."""
+    causal = architecture_of(model).causal
+    row = row_length(model, length)
+    if not causal:
+        check_masks(tokenizer, "of the model")
+    config = DataConfig(layout="rows", filter="none", max_length=row if causal else row - 2)
+    tokens = _tokens(data, config, tokenizer, "train", progress)
+    if validation is None:
+        held = min(held_out_rows, max(2, len(tokens) // 10))
+        if len(tokens) < FEWEST_ROWS:
+            raise UserError(
+                f"{data} is too short: it fills {len(tokens)} rows of {row} tokens, and {FEWEST_ROWS} are the fewest "
+                "(--length makes rows shorter)"
+            )
+        chosen, held_out = np.arange(len(tokens) - held), _rows(tokens, np.arange(len(tokens) - held, len(tokens)))
+    else:
+        other = _tokens(validation, config, tokenizer, "validation", progress)
+        for name, found in ((data, tokens), (validation, other)):
+            if len(found) < 2:
+                raise UserError(f"{name} is too short: it fills one row of {row} tokens, and two are the fewest")
+        chosen, held_out = np.arange(len(tokens)), _rows(other, np.arange(min(held_out_rows, len(other))))
+    if train_rows is not None and train_rows < len(chosen):
+        chosen = np.sort(np.random.default_rng(0).choice(chosen, max(2, train_rows), replace=False))
+    train = _rows(tokens, chosen)
+    if causal:
+        return Text(train, held_out, source=data)
+    return Text(_framed(train, tokenizer), _framed(held_out, tokenizer), special_tokens(tokenizer), data)
+
+
+def _tokens(name: str, config: DataConfig, tokenizer: PreTrainedTokenizerFast, split: str, progress: Progress) -> TokenSet:
+    return prepare_source(open_source(name, config, split), tokenizer, config, progress)
+
+
+def _rows(tokens: TokenSet, sequences: NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(tokens.take(sequences)).view(len(sequences), -1)
+
+
+def _framed(rows: Tensor, tokenizer: Any) -> Tensor:
+    first = rows.new_full((len(rows), 1), tokenizer.cls_token_id)
+    return torch.cat((first, rows, rows.new_full((len(rows), 1), tokenizer.sep_token_id)), 1)
