@@ -30,7 +30,7 @@ from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, TokenSet, prepare, prepare_source
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
-from pnn.evaluation.reading import Loaded, LoadedRun, load_decoder, load_run
+from pnn.evaluation.reading import Loaded, LoadedRun, load_decoder, load_run, text_of_a_bare_checkpoint
 from pnn.files import write_json
 from pnn.memory import give_back_freed_memory
 from pnn.models.base import MaskedLMBase
@@ -153,15 +153,7 @@ def _held_out(
     folder = runs.run_of(loaded.checkpoint) if isinstance(loaded.checkpoint, Path) else None
     config = runs.read_config(folder) if folder is not None else None
     settings = config.evaluation if config is not None else EvaluationConfig()
-    if config is not None:
-        treatment = config.data
-    else:
-        masked = isinstance(loaded.model, MaskedLMBase)
-        treatment = DataConfig(
-            max_length=loaded.model.config.max_position_embeddings,
-            layout="lines" if masked else "rows",
-            filter=DataConfig.filter if masked else "none",
-        )
+    treatment = config.data if config is not None else text_of_a_bare_checkpoint(loaded.model)
     if data is not None:
         tokens = prepare_source(open_source(data, treatment, "validation"), loaded.tokenizer, treatment, progress)
         chosen = np.arange(len(tokens))

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn import runs
+from pnn.config import DataConfig
 from pnn.data.batches import PackedBatch
 from pnn.data.tokenizers import check_masks, load_tokenizer
 from pnn.errors import UserError
@@ -85,6 +86,14 @@ def load_any(run: str | Path, *, device: str | None = None) -> Loaded[Any]:
 
 def longest_input(model: PreTrainedModel) -> int:
     return getattr(model.config, "max_position_embeddings", None) or LONGEST
+
+
+def text_of_a_bare_checkpoint(model: PreTrainedModel) -> DataConfig:
+    """How text is read for a checkpoint without a run: as models of its kind are trained."""
+    length = min(longest_input(model), 65535)
+    if isinstance(model, MaskedLMBase):
+        return DataConfig(max_length=length, layout="lines")
+    return DataConfig(max_length=length, layout="rows", filter="none")
 
 
 def smaller_batches(command: str, run: str | Path, tokens: int) -> str:

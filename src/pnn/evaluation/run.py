@@ -10,24 +10,17 @@ import numpy as np
 import torch
 
 from pnn import runs
-from pnn.config import DataConfig, EvaluationConfig, EvaluationSet
+from pnn.config import EvaluationConfig, EvaluationSet
 from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, prepare, prepare_source
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.reading import check_num_steps, load_any, longest_input, smaller_batches
+from pnn.evaluation.reading import check_num_steps, load_any, smaller_batches, text_of_a_bare_checkpoint
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.base import MaskedLMBase
-
-
-def _bare(model: Any, layout: str) -> DataConfig:
-    """How text is read for a checkpoint without a run: as its kind is trained."""
-    return DataConfig(
-        max_length=min(longest_input(model), 65535), layout=layout, filter="none" if layout == "rows" else DataConfig.filter
-    )
 
 
 def evaluate_run(
@@ -57,8 +50,7 @@ def evaluate_run(
     checkpoint, model, tokenizer = loaded.checkpoint, loaded.model, loaded.tokenizer
     folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
     config = runs.read_config(folder) if folder is not None else None
-    layout = "lines" if masked else "rows"
-    data = config.data if config is not None else _bare(model, layout)
+    data = config.data if config is not None else text_of_a_bare_checkpoint(model)
     settings = config.evaluation if config is not None else EvaluationConfig()
     batch = batch_tokens or settings.batch_tokens
 
