@@ -17,7 +17,7 @@ CODE = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, rewriting
+from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, rewrite_passes, rewriting
 
 capability = int(sys.argv[1])
 
@@ -26,7 +26,7 @@ def build(kernel, warps, constants, **types):
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or "stride" in name
+        if str(signature[name]).startswith("*") or "stride" in name
     }
     source = ASTSource(kernel, signature, constants, aligned)
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps, "num_stages": 1})
@@ -51,15 +51,23 @@ for kernel in (gate._forward, gate._backward):
     floats = {"temperature": "*fp32", "temperature_shares": "*fp32"}
     build(kernel, 4, {"each": gate.ROWS, "width": 768, "block": 1024}, **numbers, **floats, **{"": "*bf16"})
 halves = ("states", "branches", "new_states", "compressed", "contexts", "grad_new_states", "grad_contexts", "grad_states")
-halves = dict.fromkeys((*halves, "grad_branches"), "*bf16")
+halves = dict.fromkeys((*halves, "grad_branches", "grad_compressed"), "*bf16")
+row = {"width": 768, "block": 256, "pieces": 3}
 for count, taps in ((1, 1), (4, 1), (4, 4)):
-    shape = {"width": 768, "block": 1024, "count": count, "taps": taps, "rewrites": True, "erase": True, "generates": True}
+    shape = {**row, "count": count, "taps": taps, "rewrites": True, "erase": True, "generates": True, "from_state": True}
     more = {**halves, "tokens": "i32", "row_length": "i32", "eps": "fp32", "": "*fp32"}
-    for kernel, constants in ((rewriting._forward, {}), (rewriting._backward, {"has_grad": True})):
-        warps = (rewriting.BACKWARD if constants else rewriting.FORWARD)[count, taps].warps
-        build(kernel, warps, {**shape, **constants, "each": 32, "from_state": True}, **more)
-    size = {"each": 32, "width": 768, "block": 1024, "count": count}
-    build(rewriting._make_again, 8, size, **more)
+    for kernel, table, constants in (
+        (rewrite_passes.forward, rewriting.FORWARD, {}),
+        (rewrite_passes.backward, rewriting.BACKWARD, {"has_grad": True}),
+    ):
+        launch = table[count, taps]
+        build(kernel, launch.warps, {**shape, **constants, "each": 32, "stages": launch.stages}, **more)
+    if taps > 1:
+        shape = {"width": 768, "block": 256, "count": count, "taps": taps, "rewrites": True, "each": 32, "stages": 3}
+        build(rewrite_passes.mix_backward, rewriting.MIX_BACKWARD.warps, shape, **more)
+    writes = {name: ("*bf16",) * 3 for name in ("branches", "new_states")}
+    writes |= {name: ("*fp32",) * 3 for name in ("betas", "inverses", "writtens")}
+    build(rewrite_passes.make_again, rewriting.MAKE_AGAIN_WARPS, {**row, "count": count}, **{**more, **writes})
 rows = {"labels": "*i64", "row_weights": "*fp32", "losses": "*fp32", "logits": "*bf16"}
 build(cross_entropy._losses_and_gradients, 8, {"stride": 30592, "vocabulary": 30522, "block": 2048}, **rows)
 """
@@ -72,6 +80,6 @@ def test_every_kernel_compiles_and_fits(capability):
     done = subprocess.run([sys.executable, "-c", CODE, str(capability)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert len(built) == 23
+    assert len(built) == 24
     for *name, shared in built:
         assert int(shared) <= SHARED[capability] * 1024, name

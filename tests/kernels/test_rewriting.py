@@ -28,24 +28,24 @@ FORMS.append((2, 4, True, True, True, True))
 
 
 def plain(states, write, reader, erase):
-    """The same in plain torch, on states (tokens, d, c)."""
-    x = states.transpose(1, 2)
+    """The same in plain torch, on states (tokens, c, d)."""
+    x = states
     if write is not None:
         rule = delta_rule.rewrite if erase else delta_rule.write_only
         direction = delta_rule.soft_unit(write.branch, delta_rule.DIRECTION_EPS)
         x = rule(x, direction, write.values, write.betas[:, None])
-    new_states = x.transpose(1, 2)
+    new_states = x
     if reader.mix is None:
         x = x.squeeze(1)
     elif reader.mix.dim() == 2:
-        x = (x * reader.mix.t()).sum(1)
+        x = (x * reader.mix).sum(1)
     else:
         in_rows = x.view(ROWS, LENGTH, *x.shape[1:])
-        x = delta_rule.over_tokens(in_rows, reader.mix.transpose(1, 2), None).sum(-2).flatten(0, 1)
+        x = delta_rule.over_tokens(in_rows, reader.mix, None).sum(-2).flatten(0, 1)
     context = reader.norm * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + reader.eps)
     if reader.gate is None:
         return new_states, context
-    values = 4 * torch.sigmoid(x @ reader.value + reader.value_bias) if reader.from_state else context @ reader.value
+    values = 4 * torch.sigmoid(x @ reader.value.t() + reader.value_bias) if reader.from_state else context @ reader.value.t()
     return new_states, context, values, 2 * torch.sigmoid(context @ reader.gate + reader.gate_bias)
 
 
@@ -58,11 +58,11 @@ def test_values_and_gradients(form):
     channels, taps, rewrites, erase, generates, from_state = form
     torch.manual_seed(0)
     tokens = ROWS * LENGTH
-    states = numbers(tokens, WIDTH, channels)
+    states = numbers(tokens, channels, WIDTH)
     betas = (2 * torch.rand(tokens, device=DEVICE)).requires_grad_()
     write = rewriting.Write(numbers(tokens, WIDTH), numbers(tokens, channels), betas) if rewrites else None
-    mix = None if channels == 1 else numbers(*([taps] if taps > 1 else []), WIDTH, channels)
-    generators = [numbers(WIDTH, channels), numbers(channels) if from_state else None, numbers(WIDTH), numbers(1)]
+    mix = None if channels == 1 else numbers(*([taps] if taps > 1 else []), channels, WIDTH)
+    generators = [numbers(channels, WIDTH), numbers(channels) if from_state else None, numbers(WIDTH), numbers(1)]
     reader = rewriting.Reader(mix, numbers(WIDTH), *(generators if generates else [None] * 4), 1e-5, from_state)
     new_states, read = rewriting.sublayer(rewriting.Tape(erase, LENGTH), states, write, reader)
     found = [x for x in (new_states, *read) if x is not None]
@@ -79,7 +79,7 @@ def test_values_and_gradients(form):
 def test_states_that_were_not_kept_are_made_again():
     torch.manual_seed(0)
     tape = rewriting.Tape(erase=True, row_length=LENGTH, every=3)
-    state = torch.randn(ROWS * LENGTH, WIDTH, 4, device=DEVICE)
+    state = torch.randn(ROWS * LENGTH, 4, WIDTH, device=DEVICE)
     states = []
     for _ in range(8):
         write = rewriting.Write(
@@ -88,7 +88,7 @@ def test_states_that_were_not_kept_are_made_again():
             torch.rand(ROWS * LENGTH, device=DEVICE),
         )
         reader = rewriting.Reader(
-            torch.ones(WIDTH, 4, device=DEVICE), torch.ones(WIDTH, device=DEVICE), *[None] * 4, 1e-5, False
+            torch.ones(4, WIDTH, device=DEVICE), torch.ones(WIDTH, device=DEVICE), *[None] * 4, 1e-5, False
         )
         new_state, _, _, sums = rewriting._run_forward(state, write, reader, True, LENGTH)
         tape.add(state, write, sums)
@@ -107,7 +107,7 @@ def test_nothing_is_kept_where_no_gradient_is_asked_for():
     reader = rewriting.Reader(None, torch.ones(WIDTH, device=DEVICE), *[None] * 4, 1e-5, False)
     write = rewriting.Write(*(torch.rand(LENGTH, n, device=DEVICE) for n in (WIDTH, 1)), torch.rand(LENGTH, device=DEVICE))
     with torch.no_grad():
-        rewriting.sublayer(tape, torch.rand(LENGTH, WIDTH, 1, device=DEVICE), write, reader)
+        rewriting.sublayer(tape, torch.rand(LENGTH, 1, WIDTH, device=DEVICE), write, reader)
     assert (tape.written, tape.kept) == ([], {})
 
 

@@ -270,7 +270,7 @@ def test_attention_is_what_its_equation_says():
     handle = attention.register_forward_pre_hook(keep)
     model(tokens(1, 6), use_cache=False)
     handle.remove()
-    assert torch.allclose(attention(c, context, 0), attention.out(wanted), atol=1e-5)
+    assert torch.allclose(attention(c, context), attention.out(wanted), atol=1e-5)
 
 
 # Around the model -----------------------------------------------------------------------------------------------------

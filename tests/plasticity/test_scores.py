@@ -120,7 +120,7 @@ def test_weights_are_those_that_attention_uses():
         context = Context(*rotation(torch.arange(5)[None], 8, 10000.0), mask)
         v = causal.qkv(h).view(2, 5, 3, 2, 8)[:, :, 2].transpose(1, 2)
         mixed = (causal.weights(h, context) @ v).transpose(1, 2).reshape(2, 5, 16)
-        assert (causal.out(mixed) - causal(h, context, 0)).abs().max() < 1e-6
+        assert (causal.out(mixed) - causal(h, context)).abs().max() < 1e-6
 
 
 # The loss -------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ value_channels=1` is the baseline. Attention and MLP are the same in all of them
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -180,18 +181,19 @@ def make_residual(config: DDLConfig) -> nn.Module:
 
 
 class Histories:
-    """Hands each convolution over tokens what came before, if there is a cache. Padding is zero to them."""
+    """Hands each convolution over tokens what came before, if there is a cache. Padding is zero to them. Their names are asked
+    for only then: a name in compiled code would make it one for each layer."""
 
     def __init__(self, cache: DDLCache | None, keep: Tensor | None):
         self.cache, self.keep = cache, keep
 
-    def apply(self, module: nn.Module, x: Tensor, name: str) -> Tensor:
+    def apply(self, module: nn.Module, x: Tensor, name: Callable[[], str]) -> Tensor:
         size = len(module.kernel) if isinstance(module, TokenCompressor | InputExpansion) else 1
         if size == 1:
             return module(x)
         if self.keep is not None:
             x = x * self.keep.view(*self.keep.shape, *[1] * (x.dim() - 2)).to(x.dtype)
-        return module(x, None if self.cache is None else self.cache.swap_history(name, x, size))
+        return module(x, None if self.cache is None else self.cache.swap_history(name(), x, size))
 
 
 class DDLBlock(nn.Module):
@@ -199,10 +201,9 @@ class DDLBlock(nn.Module):
 
     def __init__(self, config: DDLConfig, layer: int):
         super().__init__()
-        self.layer = layer
         self.compress = make_compressor(config)
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = CausalAttention(config.hidden_size, config.num_attention_heads, config.rms_norm_eps)
+        self.attention = CausalAttention(config.hidden_size, config.num_attention_heads, config.rms_norm_eps, layer)
         self.attention_residual = make_residual(config)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         assert config.intermediate_size is not None
@@ -211,17 +212,15 @@ class DDLBlock(nn.Module):
 
     def sublayers(self, context: Context) -> tuple[Sublayer, Sublayer]:
         return (
-            Sublayer(
-                self.compress, self.attention_norm, lambda c: self.attention(c, context, self.layer), self.attention_residual
-            ),
+            Sublayer(self.compress, self.attention_norm, lambda c: self.attention(c, context), self.attention_residual),
             Sublayer(self.compress, self.mlp_norm, self.mlp, self.mlp_residual),
         )
 
     def forward(self, state: Tensor, context: Context, histories: Histories) -> Tensor:
-        x = histories.apply(self.compress, state, f"attention {self.layer}")
+        x = histories.apply(self.compress, state, lambda: f"attention {self.attention.layer}")
         c = self.attention_norm(x)
-        state = self.attention_residual(state, self.attention(c, context, self.layer), x, c)
-        x = histories.apply(self.compress, state, f"mlp {self.layer}")
+        state = self.attention_residual(state, self.attention(c, context), x, c)
+        x = histories.apply(self.compress, state, lambda: f"mlp {self.attention.layer}")
         c = self.mlp_norm(x)
         return self.mlp_residual(state, self.mlp(c), x, c)
 
@@ -333,7 +332,7 @@ class DDLModel(DDLPreTrainedModel):
 
         if for_kernels(h):
             h = h.to(computed_in(h))
-        state = histories.apply(self.expand, h, "input")
+        state = histories.apply(self.expand, h, lambda: "input")
         if cache is None and keep is None and not output_states and not output_gates:
             last = self._by_kernels(state, context)
             if last is not None:
@@ -350,7 +349,7 @@ class DDLModel(DDLPreTrainedModel):
         finally:
             for handle in watched:
                 handle.remove()
-        last = self.norm(histories.apply(self.readout, state, "readout"))
+        last = self.norm(histories.apply(self.readout, state, lambda: "readout"))
         return DecoderOutput(last, cache, tuple(states) if output_states else None, tuple(gates) if output_gates else None)
 
     def _kernels_know_the_shape(self) -> bool:

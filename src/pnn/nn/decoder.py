@@ -78,8 +78,9 @@ def causal_mask(keep: Tensor | None, length: int, past: int, device: torch.devic
 class CausalAttention(nn.Module):
     """Heads may have been taken away or added since (see `plasticity/`): there may be none at all."""
 
-    def __init__(self, hidden_size: int, num_heads: int, eps: float):
+    def __init__(self, hidden_size: int, num_heads: int, eps: float, layer: int = 0):
         super().__init__()
+        self.layer = layer  # its place in a cache. Not read without one: compiled code would be made for each layer
         self.num_heads, self.head_width = num_heads, hidden_size // num_heads
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
         self.query_norm = RMSNorm(self.head_width, eps)
@@ -87,20 +88,20 @@ class CausalAttention(nn.Module):
         self.out = nn.Linear(hidden_size, hidden_size, bias=False)
         self.out.role = "branch end"  # type: ignore[assignment]  # for the model's initialiser
 
-    def forward(self, c: Tensor, context: Context, layer: int) -> Tensor:
-        return self.attended(self.qkv(c), context, layer)
+    def forward(self, c: Tensor, context: Context) -> Tensor:
+        return self.attended(self.qkv(c), context)
 
-    def attended(self, qkv: Tensor, context: Context, layer: int) -> Tensor:
+    def attended(self, qkv: Tensor, context: Context) -> Tensor:
         """Everything after the first product."""
         batch, length, _ = qkv.shape
         if self.num_heads == 0:
             if context.cache is not None:  # the first layer's cache says how long the text is: it needs something to count
                 nothing = qkv.new_zeros(batch, 1, length, 1)
-                context.cache.update(nothing, nothing, layer)
+                context.cache.update(nothing, nothing, self.layer)
             return self.out(qkv.new_zeros(batch, length, 0))
         q, k, v = self.rotated(qkv, context)
         if context.cache is not None:
-            k, v = context.cache.update(k, v, layer)
+            k, v = context.cache.update(k, v, self.layer)
         causal = context.mask is None and length == k.shape[2] and length > 1
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, is_causal=causal)
         return self.out(out.transpose(1, 2).reshape(batch, length, -1))

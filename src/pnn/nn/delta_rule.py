@@ -123,9 +123,9 @@ class ChannelCompressor(nn.Module):
             return self.kernel
         size = len(self.kernel)
         left = (size - 1) // 2  # zeros before the first channel: output p reads channel j through tap j − p + left
-        padded = F.pad(self.kernel, (0, 0, size - 1, size - 1))
-        starts = [size - 1 + left - p for p in range(size)]
-        return torch.stack([self.read[p] * padded[start : start + size] for p, start in enumerate(starts)]).sum(0)
+        padded = F.pad(self.kernel, (0, 0, size - 1 - left, left))
+        windows = padded.unfold(0, size, 1).transpose(1, 2)  # (p from the last to the first, j, d)
+        return (windows * self.read.flip(0)[:, None, None]).sum(0)
 
     def forward(self, state: Tensor, history: Tensor | None = None) -> Tensor:
         return (state * self.weights().to(state.dtype)).sum(-2)

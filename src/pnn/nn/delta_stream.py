@@ -52,7 +52,7 @@ def run(state: Tensor, sublayers: list[Sublayer]) -> Tensor:
     batch, length, channels, width = state.shape
     erase = any(isinstance(one.residual, DeltaResidual) and one.residual.erase for one in sublayers)
     tape = rewriting.Tape(erase, length, keeps=torch.is_grad_enabled())
-    states = state.transpose(-1, -2).reshape(batch * length, width, channels)
+    states = state.reshape(batch * length, channels, width)
     write = None
     mixes = {id(one.compress): _mix(one.compress) for one in sublayers}  # a block's two sublayers share theirs
     for one in sublayers:
@@ -67,8 +67,8 @@ def run(state: Tensor, sublayers: list[Sublayer]) -> Tensor:
 
 
 def _mix(compress: nn.Module) -> Tensor | None:
-    """A compressor's weights, (d, c) or (taps, d, c)."""
-    return None if isinstance(compress, Squeeze) else compress.weights().transpose(-1, -2)  # type: ignore[operator]
+    """A compressor's weights, (c, d) or (taps, c, d)."""
+    return None if isinstance(compress, Squeeze) else compress.weights()  # type: ignore[operator]
 
 
 def _reader(one: Sublayer, mix: Tensor | None) -> rewriting.Reader:
@@ -80,4 +80,4 @@ def _reader(one: Sublayer, mix: Tensor | None) -> rewriting.Reader:
         return rewriting.Reader(mix, weight, None, None, None, None, eps, from_state=False)
     value, gate = one.residual.value, one.residual.gate
     from_state = one.residual.reading == "code"
-    return rewriting.Reader(mix, weight, value.weight.t(), value.bias, gate.weight[0], gate.bias, eps, from_state)
+    return rewriting.Reader(mix, weight, value.weight, value.bias, gate.weight[0], gate.bias, eps, from_state)

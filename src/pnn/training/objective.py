@@ -104,7 +104,8 @@ class CausalObjective:
 
     def targets(self, inputs: Inputs) -> Tensor:
         rows, length = inputs["labels"].shape
-        return torch.tensor(rows * (length - 1), device=inputs["labels"].device)  # nothing predicts a row's first token
+        # nothing predicts a row's first token. (Filled on the device: a number sent there would wait for the last update.)
+        return torch.full((), rows * (length - 1), device=inputs["labels"].device)
 
     def evaluate(self, model: Any, precision: torch.dtype) -> dict[str, Any]:
         return evaluate_causal(

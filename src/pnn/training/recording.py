@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pnn.errors import UserError
+from pnn.models.ddl import DDLConfig
 from pnn.nn.pointwise import kernels_compute
 
 PASSES_BEFORE_RECORDING = 3  # until everything is compiled and gradients exist
@@ -26,10 +27,12 @@ Pass = Callable[[Inputs], tuple[Tensor, ...]]
 
 
 def can_record(model_config: Any, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a pass of this model waits for nothing: in bf16 on a GPU, with attention that our kernel computes. (fp16 has a
-    loss scale to look at, fp32 the plain attention, which asks for the longest sequence.)"""
+    """Whether a pass of this model waits for nothing: in bf16 on a GPU, with rows of one length, or with attention that our
+    kernel computes. (fp16 has a loss scale to look at, fp32 the plain attention, which asks for the longest sequence.)"""
     if dtype != torch.bfloat16 or not kernels_compute(device, dtype):
         return False
+    if isinstance(model_config, DDLConfig):
+        return True
     from pnn.kernels import attention
 
     head_width = model_config.hidden_size // model_config.num_attention_heads
