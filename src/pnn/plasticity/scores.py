@@ -11,10 +11,10 @@
 Heads with *high* entropy look everywhere and go first; by every other measure the *lowest* go. `Scores` remembers which.
 
 Departures from the source. The gradient's absolute value is taken row by row: on text that a model knows, the gradient of the
-mean loss is zero in expectation, for gates as for all else, and its size is noise. The source's entropy adds ε inside the logarithm; here 0 ln 0 = 0. Under a causal mask row i has at most
-ln(i + 1): all heads have the same rows, so a comparison of heads is fair; `normalised_entropy` divides every row by what is
-possible there (rows that see one key are left out) and lies in [0, 1]. Rows of padding do not count. The loss is a mean over
-targets of all batches, not a mean of the batches' means.
+mean loss is zero in expectation, for gates as for all else, and its size is noise. The source's entropy adds ε inside the
+logarithm; here 0 ln 0 = 0. Under a causal mask row i has at most ln(i + 1): all heads have the same rows, so a comparison of
+heads is fair; `normalised_entropy` divides every row by what is possible there (rows that see one key are left out) and lies in
+[0, 1]. Rows of padding do not count. The loss is a mean over targets of all batches, not a mean of the batches' means.
 """
 
 from __future__ import annotations
@@ -201,7 +201,9 @@ def _gradient(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: i
             for layer, slope in zip(gates, slopes, strict=True):
                 sizes[layer] += slope.abs().double().sum(0)
     _some_targets(total)
-    return Scores({(layer, index): float(sizes[layer][at]) / total for layer in sizes for at, index in enumerate(layers[layer])})
+    return Scores(
+        {(layer, index): float(sizes[layer][at]) / total for layer in sizes for at, index in enumerate(layers[layer])}
+    )
 
 
 def _random(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
