@@ -101,6 +101,45 @@ def cycle(
 
 
 @group.command()
+def study(
+    models: Annotated[list[str], typer.Argument(help="Run folders, checkpoint folders or hub names, of different sizes.")],
+    data: Annotated[list[str], typer.Option(help="Text to learn from, once for all models or once for each.")],
+    output: Annotated[Path, typer.Option(help="Folder of the study.")],
+    validation: Annotated[str | None, typer.Option(help="Text to measure on (default: the last tenth of --data).")] = None,
+    validation_rows: Annotated[int, typer.Option(help="Rows to measure on, at most.", min=2)] = 64,
+    length: Length = None,
+    seeds: Annotated[int, typer.Option(help="Orders of the text; intervals are over these.", min=1)] = 3,
+    learn_steps: Annotated[int, typer.Option(help="Updates of every arm.", min=1)] = 100,
+    learning_rate: Annotated[float, typer.Option(help="At the beginning; a cosine leads to a tenth of it.")] = 5e-5,
+    batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 8,
+    score_rows: Annotated[int, typer.Option(help="Rows that heads are scored on.", min=1)] = 32,
+    evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 10,
+    jobs: Annotated[int, typer.Option(help="Processes that share the work, and the GPU.", min=1)] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was stopped.")] = False,
+) -> None:
+    """Test what is claimed of the cycle: strategies, ratios and learning rates against controls, several seeds each.
+
+    37 cycles of every model and seed, all with the same number of updates. Writes study.json with a verdict for each of the
+    published findings, and figures.
+
+    Example: pnn plasticity study runs/gpt2_distil runs/gpt2_small --data 'text/*.txt' --output runs/study --jobs 4
+    """
+    from pnn.cli.tables import print_study
+    from pnn.figures.plasticity_study import STUDY_FIGURES
+    from pnn.figures.style import png, save
+    from pnn.plasticity.arms import StudySettings
+    from pnn.plasticity.study import run_study, sources_of
+
+    plan = StudySettings(seeds, learn_steps, learning_rate, batch_rows, score_rows, evaluate_every)
+    sources = sources_of(models, data, validation, length, validation_rows)
+    result = run_study(output, sources, plan, jobs=jobs, resume=resume)
+    for name, draw in STUDY_FIGURES.items():
+        save(png(draw(result)), output / "figures" / f"{name}.png")
+    print_study(result)
+    print(f"Wrote {output}: study.json, arms/ and figures/")
+
+
+@group.command()
 def score(
     model: Model,
     data: Data = None,

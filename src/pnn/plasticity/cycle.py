@@ -152,7 +152,7 @@ class _Cycle:
         check(self.model, self.settings)
         asked = {
             "model": self.name,
-            "weights": _fingerprint(self.original),
+            "weights": fingerprint(self.original),
             "text": self.text.fingerprint(),
             "source": self.text.source,
             **asdict(self.settings),
@@ -382,7 +382,7 @@ def _named(chosen: list[Head]) -> list[dict[str, int]]:
     return [{"layer": layer, "head": index} for layer, index in chosen]
 
 
-def _fingerprint(model: PreTrainedModel) -> str:
+def fingerprint(model: PreTrainedModel) -> str:
     digest = hashlib.sha256(repr(head_map(model)).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
