@@ -36,7 +36,7 @@ def panels(result: Json, height: float, legend: float = 0.0) -> tuple[Figure, li
     names = list(result["models"])
     columns = min(COLUMNS, len(names))
     rows = -(-len(names) // columns)
-    figure = Figure(figsize=(WIDTH if columns > 1 else 0.62 * WIDTH, height * rows + legend), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height * rows + legend), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     for unused in grid[len(names) :]:
         unused.set_visible(False)
@@ -92,8 +92,9 @@ def pruning(result: Json) -> Figure:
             at = [row["prune"] for row in mine]
             right_after = [row["perplexity_pruned"]["value"] for row in mine]
             axes.plot([0, *at], [heights[0], *right_after], color=colour, lw=1.0, ls=(0, (3, 2)), zorder=2)
-            line(axes, at, [row["perplexity"] for row in mine], colour, marker=marker, lw=1.4, ms=4, zorder=3)
-            axes.plot([0, at[0]], [heights[1], mine[0]["perplexity"]["value"]], color=colour, lw=1.4, zorder=3)
+            aside = [place + 0.006 * (list(METHODS).index(method) - 2.5) for place in at]  # whiskers side by side
+            line(axes, aside, [row["perplexity"] for row in mine], colour, marker=marker, lw=1.4, ms=4, zorder=3)
+            axes.plot([0, aside[0]], [heights[1], mine[0]["perplexity"]["value"]], color=colour, lw=1.4, zorder=3)
             heights += right_after + [row["perplexity"]["value"] for row in mine]
         axes.plot(0, control["perplexity"]["value"], "o", color=INK, ms=5, zorder=4)
         logarithmic(axes, heights)
@@ -205,12 +206,14 @@ def pareto(result: Json) -> Figure:
             for speed, row in zip(speeds, rows, strict=True):
                 if kind == "pruned":
                     place = (speed, row["perplexity"]["value"])
-                    label = axes.annotate(f"−{100 * row['prune']:g} %", place, (0, 7), textcoords="offset points")
-                    label.set(fontsize=SMALL, color=QUIET, ha="center")
+                    label = axes.annotate(f"−{100 * row['prune']:g} %", place, (7, 0), textcoords="offset points", zorder=5)
+                    label.set(
+                        fontsize=SMALL, color=QUIET, va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+                    )
         logarithmic(axes, [*heights, 1.03 * max(heights)])
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:,.4g}"))
-        axes.margins(x=0.12)
+        axes.margins(x=0.16)
     shape = result["speed"][next(iter(result["models"]))]["rows"][-1]
     size = f"{shape['batch']} × {shape['length']}"
     left_and_bottom(shown, f"thousand tokens a second, forward, {size}", "perplexity on held-out text")
