@@ -13,7 +13,7 @@ app.add_typer(group, name="plasticity")
 
 Model = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
 Data = Annotated[str | None, typer.Option(help="Text to look at: files (a path or glob), synthetic, or a hub name.")]
-Length = Annotated[int | None, typer.Option(help="Tokens of a row (default: the model's context, at most 1,024).")]
+Length = Annotated[int | None, typer.Option(help="Tokens of a row (default: the model's context, at most 128).")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", min=0)]
 PerLayer = Annotated[bool, typer.Option(help="Prune the same share of every layer.")]
 WholeLayers = Annotated[bool, typer.Option(help="A layer may lose all its heads.")]
@@ -41,11 +41,11 @@ def cycle(
     whole_layers: WholeLayers = False,
     beyond: Beyond = 0,
     init: Init = "zero",
-    learn_steps: Annotated[int, typer.Option(help="Updates of a round.", min=0)] = 300,
+    learn_steps: Annotated[int, typer.Option(help="Updates of a round.", min=0)] = 100,
     learning_rate: Annotated[float, typer.Option(help="At the beginning of a round; a cosine leads to a tenth of it.")] = 5e-5,
     multiplier: Annotated[float, typer.Option(help="How much faster new heads learn.")] = 3.0,
     batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 8,
-    evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 50,
+    evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 25,
     seed: Seed = 0,
     output: Annotated[Path | None, typer.Option(help="Run folder (default: runs/ and the model's name with -cycle).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a cycle that was stopped.")] = False,

@@ -55,11 +55,11 @@ class CycleSettings:
     whole_layers: bool = False  # a layer may lose all its heads
     beyond: int = 0  # heads that a layer may grow beyond its original number
     init: str = "zero"
-    learn_steps: int = 300
+    learn_steps: int = 100
     learning_rate: float = 5e-5
     multiplier: float = 3.0  # of new heads' updates
     batch_rows: int = 8
-    evaluate_every: int = 50
+    evaluate_every: int = 25
     score_rows: int = 32  # rows of training text that heads are scored on
     seed: int = 0
 
