@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,12 +18,13 @@ import transformers as hf
 from pnn.data import synthetic
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.errors import UserError
+from pnn.files import write_json
 from pnn.plasticity import CycleSettings, Scores, Text, cycle, save
 from pnn.plasticity import arms as arms_module
 from pnn.plasticity import study as study_module
 from pnn.plasticity.arms import CONTROL, CYCLE, Arm, StudySettings, all_arms, calibration, run_arm
 from pnn.plasticity.scores import score
-from pnn.plasticity.study import claimed, run_study, sources_of, timed_arms
+from pnn.plasticity.study import claimed, collect, run_study, sources_of, timed_arms
 from pnn.runs import read_json, read_metrics
 
 LENGTH = 16
@@ -205,6 +207,18 @@ def test_what_another_process_works_on_is_left_to_it(here, monkeypatch):
     monkeypatch.setattr(study_module.time, "sleep", give_up)
     study_module.work(Path("shared"), sources("small"), plan)
     assert order == [arm.name for arm in FEW[1:]] + ["retrained"]
+
+
+def test_two_folders_make_one_study(here, unbroken, tmp_path):
+    """As if both models had been studied together."""
+    for name in ("small", "large"):
+        part = tmp_path / name
+        shutil.copytree(unbroken, part)
+        plan = read_json(part / "plan.json")
+        write_json(part / "plan.json", plan | {"models": {name: plan["models"][name]}})
+    assert collect(tmp_path / "small", tmp_path / "large") == read_json(unbroken / "study.json")
+    with pytest.raises(UserError, match="small is in another folder too"):
+        collect(tmp_path / "small", tmp_path / "small")
 
 
 @pytest.mark.slow

@@ -116,20 +116,25 @@ def run_study(
     return result
 
 
-def collect(folder: Path) -> dict[str, Any]:
-    """study.json, from the other files of a folder."""
-    plan = read_json(folder / "plan.json")
-    models = {name: read_json(folder / "models" / f"{name}.json") for name in plan["models"]}
-    arms = {
-        name: [
-            read_json(folder / "arms" / f"{name}-{seed}-{arm.name}.json")
-            for seed in range(plan["settings"]["seeds"])
-            for arm in all_arms()
-        ]
-        for name in models
-    }
-    speed = {name: read_json(folder / "speed" / f"{name}.json") for name in models}
-    return {"models": models, "settings": plan["settings"], **findings(models, arms), "speed": speed}
+def collect(*folders: Path) -> dict[str, Any]:
+    """study.json, from the other files of a folder; several folders with the same settings make one study."""
+    models: dict[str, Any] = {}
+    arms: dict[str, list[dict[str, Any]]] = {}
+    speed: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for folder in folders:
+        plan = read_json(folder / "plan.json")
+        if settings and plan["settings"] != settings:
+            raise UserError(f"{folder} has other settings than {folders[0]}: {plan['settings']} and {settings}")
+        settings = plan["settings"]
+        for name in plan["models"]:
+            if name in models:
+                raise UserError(f"{folder}: {name} is in another folder too")
+            jobs = [(seed, arm) for seed in range(settings["seeds"]) for arm in all_arms()]
+            models[name] = read_json(folder / "models" / f"{name}.json")
+            arms[name] = [read_json(folder / "arms" / f"{name}-{seed}-{arm.name}.json") for seed, arm in jobs]
+            speed[name] = read_json(folder / "speed" / f"{name}.json")
+    return {"models": models, "settings": settings, **findings(models, arms), "speed": speed}
 
 
 def _start(folder: Path, sources: list[Source], plan: StudySettings) -> None:
