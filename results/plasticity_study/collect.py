@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pnn.figures.plasticity_study import STUDY_FIGURES
 from pnn.figures.style import png, save
 from pnn.files import write_json, write_text
 from pnn.plasticity.study import collect
-from pnn.runs import read_json, read_metrics
+from pnn.runs import read_config, read_json, read_metrics
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
@@ -34,28 +35,41 @@ CLAIMS = {
 
 def copy_in(runs: Path) -> None:
     """Results only: no weights, no claims of processes, no names of folders on the machine they come from."""
-    where = str(runs.resolve())
-    MEASURED.mkdir(exist_ok=True)
+    clean = without_folders(runs)
+
+    def copy(files: list[Path], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            write_text(folder / file.name, clean(file.read_text(encoding="utf-8")))
+
     for name in (one for one in STUDIES if (runs / one / "study.json").exists()):
         study, folder = runs / name, MEASURED / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        copy([study / "plan.json", study / "environment.json"], folder)
         for part in ("models", "arms", "speed"):
             rows = {path.stem: read_json(path) for path in sorted((study / part).glob("*.json"))}
-            lines = (json.dumps({"file": stem, **row}) for stem, row in rows.items())
-            write_text(folder / f"{part}.jsonl", "".join(f"{line}\n" for line in lines).replace(where, "RUNS"))
-        for file in ("plan.json", "environment.json"):
-            shutil.copy(study / file, folder / file)
-    for name in (one for one in CYCLES if (runs / one / "summary.json").exists()):
-        (MEASURED / name).mkdir(exist_ok=True)
-        for file in ("summary.json", "metrics.jsonl", "environment.json"):
-            text = (runs / name / file).read_text(encoding="utf-8")
-            write_text(MEASURED / name / file, text.replace(where, "RUNS"))
-    for name in (one for one in PRETRAINED if (runs / one / "evaluation.json").exists()):
-        (MEASURED / name).mkdir(exist_ok=True)
-        for file in ("config.yaml", "metrics.jsonl", "evaluation.json"):
-            text = (runs / name / file).read_text(encoding="utf-8")
-            write_text(MEASURED / name / file, text.replace(where, "RUNS"))
+            lines = [json.dumps({"file": stem, **row}) + "\n" for stem, row in rows.items()]
+            write_text(folder / f"{part}.jsonl", clean("".join(lines)))
+    for names, done, more in (
+        (CYCLES, "summary.json", ("metrics.jsonl", "environment.json")),
+        (PRETRAINED, "evaluation.json", ("metrics.jsonl", "environment.json", "config.yaml")),
+    ):
+        for name in (one for one in names if (runs / one / done).exists()):
+            copy([runs / name / file for file in (done, *more)], MEASURED / name)
+
+
+def without_folders(runs: Path) -> Callable[[str], str]:
+    """Puts RUNS and DATA in the place of the folders that were given to run.sh."""
+    places = {str(runs.resolve()): "RUNS"}
+    for name in (one for one in PRETRAINED if (runs / one / "config.yaml").exists()):
+        data = read_config(runs / name).data
+        places |= {str(Path(data.tokenizer).parent.parent): "DATA", str(Path(data.prepared).parent): "RUNS"}
+
+    def clean(text: str) -> str:
+        for place, name in places.items():
+            text = text.replace(f"{place}/", f"{name}/")
+        return text
+
+    return clean
 
 
 def unpacked(name: str, into: Path) -> Path:
@@ -159,8 +173,8 @@ def main() -> None:
         {
             "question": "Which of the source's findings about the plasticity cycle hold?",
             "protocol": f"{settings['learn_steps']} updates of {settings['batch_rows']} rows for every arm, "
-            f"{settings['seeds']} seeds (orders of the text), heads scored on {settings['score_rows']} rows; held-out perplexity "
-            "by token; differences paired by seed; the control is retrained as long and not pruned",
+            f"{settings['seeds']} seeds (orders of the text), heads scored on {settings['score_rows']} rows; held-out "
+            "perplexity by token; differences paired by seed; the control is retrained as long and not pruned",
             "seeds": list(range(settings["seeds"])),
             "metrics": result,
             "answer": " ".join(f"{name} ({CLAIMS[name]}): {found['verdict']}." for name, found in result["findings"].items()),
