@@ -7,6 +7,9 @@ import torch
 from transformers import GPT2Config
 
 from pnn.bench.heads import heads_benchmark, take_turns
+from pnn.bench.run import check
+from pnn.config import load_config
+from pnn.errors import UserError
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -29,3 +32,8 @@ def test_runs_take_turns():
     times = take_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, torch.device("cpu"), 0.0)
     assert order == ["a", "b"] * (len(order) // 2)
     assert len(times["a"]) == len(times["b"]) == 3
+
+
+def test_a_decoder_of_transformers_has_no_row_in_pnn_bench():
+    with pytest.raises(UserError, match="gpt2_tiny: a decoder of transformers has no row here"):
+        check([load_config("gpt2_tiny")], ["train"], [])
