@@ -44,7 +44,7 @@ def cycle(
     learn_steps: Annotated[int, typer.Option(help="Updates of a round.", min=0)] = 100,
     learning_rate: Annotated[float, typer.Option(help="At the beginning of a round; a cosine leads to a tenth of it.")] = 5e-5,
     multiplier: Annotated[float, typer.Option(help="How much faster new heads learn.")] = 3.0,
-    batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 8,
+    batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 4,
     evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 25,
     seed: Seed = 0,
     output: Annotated[Path | None, typer.Option(help="Run folder (default: runs/ and the model's name with -cycle).")] = None,

@@ -58,7 +58,7 @@ class CycleSettings:
     learn_steps: int = 100
     learning_rate: float = 5e-5
     multiplier: float = 3.0  # of new heads' updates
-    batch_rows: int = 8
+    batch_rows: int = 4
     evaluate_every: int = 25
     score_rows: int = 32  # rows of training text that heads are scored on
     seed: int = 0
