@@ -1,7 +1,9 @@
 """What a run is: typed dataclasses ⇄ YAML. An unknown key or a wrong type is an error that names the key.
 
-A run has four sections. `model` is the architecture (`type: pnn`, `bert` or `ddl`) with any field of its Hugging Face
-config; `data`, `training` and `evaluation` are the dataclasses below. Published rows live in `pnn/configs/*.yaml`.
+A run has four sections. `model` is the architecture (`type: pnn`, `bert` or `ddl`; or `type: transformers` with one of its
+decoders as `architecture`) with any field of its Hugging Face config; `data`, `training` and `evaluation` are the dataclasses
+below. Published rows live in `pnn/configs/*.yaml`. A file that extends one with a model of another kind takes nothing from
+that model.
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ POSITIVE = (
     "evaluation.batch_tokens",
     "evaluation.stride",
 )
-READS_ROWS = ("ddl",)  # architectures that predict the next token of running text; the others fill in masked tokens of lines
+READS_ROWS = ("ddl", "transformers")  # predict the next token of running text; the others fill in masked tokens of lines
 
 
 def typed(value: Any, expected: Any, key: str) -> Any:
@@ -268,7 +270,14 @@ def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, 
         raise UserError(f"{path}: it extends itself")
     beside = path.parent / base
     _, below = _read(str(beside) if base not in shipped and beside.is_file() else base, (*extended_by, path.resolve()))
+    if _another_kind(below.get("model"), raw.get("model")):
+        below = {**below, "model": {}}  # fields of one architecture mean nothing to another
     return path, _merged({key: value for key, value in below.items() if key != "name"}, raw)
+
+
+def _another_kind(below: Any, changes: Any) -> bool:
+    sections = isinstance(below, dict) and isinstance(changes, dict)
+    return sections and any(key in changes and changes[key] != below.get(key) for key in ("type", "architecture"))
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -148,13 +148,19 @@ def test_the_loss_is_a_mean_over_targets(built, texts):
     assert float(mean_loss(model, batches).detach()) == pytest.approx(expected, abs=1e-6)
 
 
+def rows_of(batches):
+    """Each row as a batch of its own, those without a target left out."""
+    rows = [{key: value[at : at + 1] for key, value in batch.items()} for batch in batches for at in range(2)]
+    return [row for row in rows if (row["labels"] != -100).any()]
+
+
 def exact_loss(model, batches):
     """A decoder's mean loss in 64 bit; its own is rounded to 32."""
     logits = torch.cat([model(**{**batch, "labels": None}).logits[:, :-1].flatten(0, 1) for batch in batches])
     return float(F.cross_entropy(logits, torch.cat([batch["labels"][:, 1:].flatten() for batch in batches])))
 
 
-def test_gradients_are_those_of_finite_differences(model, texts):
+def test_gradients_are_finite_differences_row_by_row(model, texts):
     batches = texts(model)
     scores = score(model, batches, "gradient")
     exact = copy.deepcopy(model).double()
@@ -162,15 +168,40 @@ def test_gradients_are_those_of_finite_differences(model, texts):
     # smooth activations allow; OPT's has a kink
     in_64_bit = model.config.model_type in ("gpt2", "opt")
     loss_of, step, rel = (exact_loss, 1e-6, 1e-3) if in_64_bit else (mean_loss, 0.02, 1e-2)
+    rows = rows_of(batches)
+    weights = [count_targets(model, row) for row in rows]
+    assert len(set(weights)) > 1
     for layer, position in [(0, 0), (1, 2), (2, 1)]:
         gate = torch.ones(len(head_map(model)[layer]), dtype=torch.float64)
         losses = []
         for value in (1 - step, 1 + step):
             gate[position] = value
             with torch.no_grad(), gated(exact, {layer: gate}):
-                losses.append(float(loss_of(exact, batches)))
-        slope = abs(losses[1] - losses[0]) / (2 * step)
-        assert scores[layer, position] == pytest.approx(slope, rel=rel, abs=5e-5)
+                losses.append([float(loss_of(exact, [row])) for row in rows])
+        slopes = [abs(after - before) / (2 * step) for before, after in zip(*losses, strict=True)]
+        expected = sum(weight * slope for weight, slope in zip(weights, slopes, strict=True)) / sum(weights)
+        assert scores[layer, position] == pytest.approx(expected, rel=rel, abs=5e-5)
+
+
+def test_gradients_of_rows_do_not_cancel(built):
+    """Two rows that pull a head in opposite directions leave nothing of the mean loss's gradient, and all of the score."""
+    model, rows = built("gpt2"), texts_with_opposite_slopes(built("gpt2"))
+    together = score(model, [{"input_ids": torch.cat([row["input_ids"] for row in rows])}], "gradient")
+    alone = [score(model, [row], "gradient") for row in rows]
+    for head in heads(model):
+        assert together[head] == pytest.approx((alone[0][head] + alone[1][head]) / 2, rel=1e-4, abs=1e-6)
+
+
+def texts_with_opposite_slopes(model):
+    """Two rows whose losses have slopes of different sign for the gate of head (0, 0)."""
+    found = {}
+    for seed in range(50):
+        row = {"input_ids": torch.randint(1, 50, (1, 9), generator=torch.Generator().manual_seed(seed))}
+        gate = torch.ones(4, requires_grad=True)
+        with gated(model, {0: gate}):
+            slope = torch.autograd.grad(model(**row, labels=row["input_ids"]).loss, gate)[0][0]
+        found.setdefault(bool(slope > 0), row)
+    return list(found.values())
 
 
 def test_all_gradients_cost_one_pass(built, texts):

@@ -76,6 +76,8 @@ def check(runs: list[RunConfig], what: list[str], against: list[str]) -> None:
             check_published_design(config)
         if "processes" in what:
             processes.check_shape(run)
+        if training.config_kind(run) == "transformers":
+            raise UserError(f"{run.name}: a decoder of transformers has no row here (benchmarks/heads.py times attention)")
         if training.config_kind(run) == "ddl" and what != ["train"]:
             raise UserError(f"--what {','.join(what)}: of decoders only training is timed")
     if len({training.device_of(run).type for run in runs}) > 1:

@@ -13,7 +13,7 @@ app.add_typer(group, name="plasticity")
 
 Model = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
 Data = Annotated[str | None, typer.Option(help="Text to look at: files (a path or glob), synthetic, or a hub name.")]
-Length = Annotated[int | None, typer.Option(help="Tokens of a row (default: the model's context, at most 1,024).")]
+Length = Annotated[int | None, typer.Option(help="Tokens of a row (default: the model's context, at most 128).")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", min=0)]
 PerLayer = Annotated[bool, typer.Option(help="Prune the same share of every layer.")]
 WholeLayers = Annotated[bool, typer.Option(help="A layer may lose all its heads.")]
@@ -41,11 +41,11 @@ def cycle(
     whole_layers: WholeLayers = False,
     beyond: Beyond = 0,
     init: Init = "zero",
-    learn_steps: Annotated[int, typer.Option(help="Updates of a round.", min=0)] = 300,
+    learn_steps: Annotated[int, typer.Option(help="Updates of a round.", min=0)] = 100,
     learning_rate: Annotated[float, typer.Option(help="At the beginning of a round; a cosine leads to a tenth of it.")] = 5e-5,
     multiplier: Annotated[float, typer.Option(help="How much faster new heads learn.")] = 3.0,
-    batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 8,
-    evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 50,
+    batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 4,
+    evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 25,
     seed: Seed = 0,
     output: Annotated[Path | None, typer.Option(help="Run folder (default: runs/ and the model's name with -cycle).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a cycle that was stopped.")] = False,
@@ -98,6 +98,45 @@ def cycle(
         save(png(draw(records)), folder / "figures" / f"{name}.png")
     print_cycle(read_json(folder / "summary.json"), records)
     print(f"Wrote {folder}: summary.json, metrics.jsonl, figures/ and checkpoints/last")
+
+
+@group.command()
+def study(
+    models: Annotated[list[str], typer.Argument(help="Run folders, checkpoint folders or hub names, of different sizes.")],
+    data: Annotated[list[str], typer.Option(help="Text to learn from, once for all models or once for each.")],
+    output: Annotated[Path, typer.Option(help="Folder of the study.")],
+    validation: Annotated[str | None, typer.Option(help="Text to measure on (default: the last tenth of --data).")] = None,
+    validation_rows: Annotated[int, typer.Option(help="Rows to measure on, at most.", min=2)] = 64,
+    length: Length = None,
+    seeds: Annotated[int, typer.Option(help="Orders of the text; intervals are over these.", min=1)] = 3,
+    learn_steps: Annotated[int, typer.Option(help="Updates of every arm.", min=1)] = 100,
+    learning_rate: Annotated[float, typer.Option(help="At the beginning; a cosine leads to a tenth of it.")] = 5e-5,
+    batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 8,
+    score_rows: Annotated[int, typer.Option(help="Rows that heads are scored on.", min=1)] = 32,
+    evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 10,
+    jobs: Annotated[int, typer.Option(help="Processes that share the work, and the GPU.", min=1)] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was stopped.")] = False,
+) -> None:
+    """Test what is claimed of the cycle: strategies, ratios and learning rates against controls, several seeds each.
+
+    37 cycles of every model and seed, all with the same number of updates. Writes study.json with a verdict for each of the
+    published findings, and figures.
+
+    Example: pnn plasticity study runs/gpt2_distil runs/gpt2_small --data 'text/*.txt' --output runs/study --jobs 4
+    """
+    from pnn.cli.tables import print_study
+    from pnn.figures.plasticity_study import STUDY_FIGURES
+    from pnn.figures.style import png, save
+    from pnn.plasticity.arms import StudySettings
+    from pnn.plasticity.study import run_study, sources_of
+
+    plan = StudySettings(seeds, learn_steps, learning_rate, batch_rows, score_rows, evaluate_every)
+    sources = sources_of(models, data, validation, length, validation_rows)
+    result = run_study(output, sources, plan, jobs=jobs, resume=resume)
+    for name, draw in STUDY_FIGURES.items():
+        save(png(draw(result)), output / "figures" / f"{name}.png")
+    print_study(result)
+    print(f"Wrote {output}: study.json, arms/ and figures/")
 
 
 @group.command()

@@ -249,3 +249,43 @@ def print_head_scores(result: dict[str, Any]) -> None:
         found = {one["head"]: f"{one['score']:.3g}" for one in result["scores"] if one["layer"] == layer}
         table.add_row(str(layer), *(found.get(head, "") for head in range(width)))
     Console().print(table)
+
+
+def print_study(result: dict[str, Any]) -> None:
+    """A row for every finding and model: what was measured, with its interval, and the verdict."""
+    table = Table(title="differences paired by seed, 95 % intervals", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("finding", "of", "measured", "verdict"):
+        table.add_column(column)
+    for name, finding in result["findings"].items():
+        table.add_section()
+        table.add_row(name, "", finding["claim"], Text(finding["verdict"], style="bold"))
+        for of, one in finding.get("by_pair", finding["by_model"]).items():
+            table.add_row("", of, _measured(name, one), one["verdict"])
+    Console().print(table)
+
+
+def _measured(finding: str, one: dict[str, Any]) -> str:
+    if finding == "F0":
+        parts = []
+        for ratio, stages in one["by_ratio"].items():
+            best = stages["after_learning"]
+            parts.append(f"without {percent(float(ratio))} % of heads, by {best['best']}: {_change(best['rise'])} % perplexity")
+        return "; ".join(parts)
+    if finding == "F1":
+        named = ((name.replace("_", " "), found["more_than_random"]) for name, found in one["by_strategy"].items())
+        return "PPL₀/PPL against random: " + "; ".join(f"{name} {_change(more)} points" for name, more in named)
+    if finding == "F2":
+        return f"updates saved at five times: {_change(one['by_multiplier']['5']['updates_saved'])} %"
+    if finding == "F3":
+        return f"heads that can go: {_change(one['more_can_go'])} points"
+    lost, cycle = percent(one["most_parameters_lost_as_good"]), one["cycle"]
+    return (
+        f"{lost} % of parameters at most; the cycle, {percent(cycle['fewer']['heads'])} % fewer heads, "
+        f"{percent(cycle['fewer']['parameters'])} % fewer parameters: {_change(cycle['rise'])} % perplexity"
+    )
+
+
+def _change(found: dict[str, Any]) -> str:
+    low, high = found["interval"]
+    between = "" if low is None else f" ({100 * low:+.1f} to {100 * high:+.1f})"
+    return f"{100 * found['value']:+.1f}{between}"

@@ -55,11 +55,11 @@ class CycleSettings:
     whole_layers: bool = False  # a layer may lose all its heads
     beyond: int = 0  # heads that a layer may grow beyond its original number
     init: str = "zero"
-    learn_steps: int = 300
+    learn_steps: int = 100
     learning_rate: float = 5e-5
     multiplier: float = 3.0  # of new heads' updates
-    batch_rows: int = 8
-    evaluate_every: int = 50
+    batch_rows: int = 4
+    evaluate_every: int = 25
     score_rows: int = 32  # rows of training text that heads are scored on
     seed: int = 0
 
@@ -152,7 +152,7 @@ class _Cycle:
         check(self.model, self.settings)
         asked = {
             "model": self.name,
-            "weights": _fingerprint(self.original),
+            "weights": fingerprint(self.original),
             "text": self.text.fingerprint(),
             "source": self.text.source,
             **asdict(self.settings),
@@ -382,7 +382,7 @@ def _named(chosen: list[Head]) -> list[dict[str, int]]:
     return [{"layer": layer, "head": index} for layer, index in chosen]
 
 
-def _fingerprint(model: PreTrainedModel) -> str:
+def fingerprint(model: PreTrainedModel) -> str:
     digest = hashlib.sha256(repr(head_map(model)).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

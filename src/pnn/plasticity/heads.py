@@ -103,7 +103,8 @@ def rearrange(model: PreTrainedModel, new_map: Sequence[Sequence[int]]) -> None:
 
 @contextmanager
 def gated(model: PreTrainedModel, gates: Mapping[int, Tensor]) -> Iterator[None]:
-    """Multiply what heads hand to the output projection: `gates[layer]` has one number for each head of that layer."""
+    """Multiply what heads hand to the output projection: `gates[layer]` has one number for each head of that layer, or for
+    each row and head."""
     architecture = architecture_of(model)
     attentions = architecture.attentions(model)
     with ExitStack() as stack:
@@ -116,7 +117,11 @@ def gate_layer(output: Projection, gate: Tensor) -> Any:
     """The hook behind `gated`; `gate` may be changed in place while it stands."""
 
     def multiply(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0] * gate.repeat_interleave(output.width).to(args[0].dtype), *args[1:])
+        factors = gate.repeat_interleave(output.width, dim=-1).to(args[0].dtype)
+        if gate.dim() == 2:
+            by_row = args[0].reshape(len(gate), -1, args[0].shape[-1]) * factors[:, None]
+            return (by_row.view_as(args[0]), *args[1:])
+        return (args[0] * factors, *args[1:])
 
     return output.module.register_forward_pre_hook(multiply)
 

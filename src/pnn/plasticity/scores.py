@@ -3,16 +3,18 @@
     entropy       H = mean over rows of −Σ_j A_ij ln A_ij      nats; uniform attention over S keys has ln S, one-hot 0
     magnitude     ‖W_Q‖ + ‖W_K‖ + ‖W_V‖ + ‖W_O‖                of the head's part of each matrix (Frobenius)
     contribution  loss with the head masked − loss             exact leave-one-out: one pass over the data a head
-    gradient      |∂loss/∂g| at g = 1, g the head's gate       first order of the same: all heads in one forward and backward
+    gradient      mean over rows of |∂(row's loss)/∂g|         at g = 1, g the head's gate: first order of the same, all heads
+                                                               in one forward and backward; rows weigh as their targets do
     random        uniform in [0, 1), by seed
     combined      mean of the ranks by entropy, magnitude and gradient (contribution would cost a pass a head)
 
 Heads with *high* entropy look everywhere and go first; by every other measure the *lowest* go. `Scores` remembers which.
 
-Departures from the source. Its entropy adds ε inside the logarithm; here 0 ln 0 = 0. Under a causal mask row i has at most
-ln(i + 1): all heads have the same rows, so a comparison of heads is fair; `normalised_entropy` divides every row by what is
-possible there (rows that see one key are left out) and lies in [0, 1]. Rows of padding do not count. The loss is a mean over
-targets of all batches, not a mean of the batches' means.
+Departures from the source. The gradient's absolute value is taken row by row: on text that a model knows, the gradient of the
+mean loss is zero in expectation, for gates as for all else, and its size is noise. The source's entropy adds ε inside the
+logarithm; here 0 ln 0 = 0. Under a causal mask row i has at most ln(i + 1): all heads have the same rows, so a comparison of
+heads is fair; `normalised_entropy` divides every row by what is possible there (rows that see one key are left out) and lies in
+[0, 1]. Rows of padding do not count. The loss is a mean over targets of all batches, not a mean of the batches' means.
 """
 
 from __future__ import annotations
@@ -184,11 +186,24 @@ def _contribution(model: PreTrainedModel, batches: Sequence[dict[str, Any]], see
 
 
 def _gradient(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
-    gates = {layer: gate.requires_grad_() for layer, gate in _open_gates(model).items()}
-    with gated(model, gates):
-        slopes = dict(zip(gates, loss_gradients(model, batches, list(gates.values())), strict=True))
-    layers = head_map(model)
-    return Scores({(layer, index): abs(float(slopes[layer][at])) for layer in gates for at, index in enumerate(layers[layer])})
+    layers, total = head_map(model), 0
+    sizes = {layer: torch.zeros_like(gate, dtype=torch.float64) for layer, gate in _open_gates(model).items()}
+    with torch.enable_grad():
+        for batch in batches:
+            targets = count_targets(model, batch)
+            if not targets:
+                continue
+            total += targets
+            rows = batch["input_ids"].shape[:-1].numel()
+            gates = {layer: gate.expand(rows, -1).clone().requires_grad_() for layer, gate in _open_gates(model).items()}
+            with gated(model, gates):  # a gate for each row: one backward pass gives each row's own gradient
+                slopes = torch.autograd.grad(targets * batch_loss(model, batch), list(gates.values()))
+            for layer, slope in zip(gates, slopes, strict=True):
+                sizes[layer] += slope.abs().double().sum(0)
+    _some_targets(total)
+    return Scores(
+        {(layer, index): float(sizes[layer][at]) / total for layer in sizes for at, index in enumerate(layers[layer])}
+    )
 
 
 def _random(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:

@@ -36,7 +36,7 @@ from pnn.errors import UserError
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.base import MaskedLMBase
-from pnn.models.sections import build_model, model_config
+from pnn.models.sections import build_model, compile_blocks, is_ours, model_config
 from pnn.nn.pointwise import kernels_compute
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
@@ -174,10 +174,11 @@ class Trainer:
         self.stepper = self.optimizer if self.accelerator.scaler is None else stepper
         dtype, device = DTYPES[mixed_precision], self.accelerator.device
         if self.compiled:
-            self.model.base_model.compile_blocks(with_kernels=kernels_compute(device, dtype))
+            compile_blocks(self.model, with_kernels=kernels_compute(device, dtype))
+        self.unread = {"output_logits": False} if is_ours(self.model) else {"use_cache": False}
         self.objective = objective_of(config, self.prepared, self.plan.batch_tokens, device.type == "cuda")
         recordable = self.compiled and self.accelerator.num_processes == 1  # several talk to each other during a pass
-        recordable = recordable and can_record(self.model.config, dtype, device)
+        recordable = recordable and is_ours(self.model) and can_record(self.model.config, dtype, device)
         parameters = self.model.parameters()
         self.recorder = Recorder(self._forward_backward, parameters, self.plan.accumulation) if recordable else None
         self.unchecked: list[tuple[int, torch.Tensor]] = []  # (step, [loss, gradient norm]) not yet looked at
@@ -331,7 +332,7 @@ class Trainer:
 
     def _forward_backward(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """One micro-batch: (loss, loss of the last step where there are several)."""
-        out = self.wrapped(**inputs, output_logits=False)
+        out = self.wrapped(**inputs, **self.unread)
         # DDP averages gradients over processes; ours are parts of one sum
         self.accelerator.backward(out.loss * self.accelerator.num_processes)
         loss = out.loss.detach()

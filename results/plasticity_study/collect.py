@@ -1,0 +1,195 @@
+"""From the folders that run.sh leaves to measured/, result.json, figures/ and the tables of README.md.
+
+python results/plasticity_study/collect.py [RUNS]      # RUNS: copies in what is small; without it, from measured/ alone
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pnn.figures.plasticity import CYCLE_FIGURES
+from pnn.figures.plasticity_study import STUDY_FIGURES
+from pnn.figures.style import png, save
+from pnn.files import write_json, write_text
+from pnn.plasticity.study import collect
+from pnn.runs import read_config, read_json, read_metrics
+
+HERE = Path(__file__).parent
+MEASURED = HERE / "measured"
+STUDIES, CYCLES = ("study_llama", "study_gpt2"), ("cycle_smollm2", "cycle_opt")
+PRETRAINED = ("gpt2_distil", "gpt2_small", "opt_350m")
+CLAIMS = {
+    "F0": "30–50 % of heads can go with minimal degradation",
+    "F1": "growth by gradient or entropy gap recovers 92–95 %, at random 85–90 %",
+    "F2": "5 × the learning rate on new heads: 12 % faster recovery",
+    "F3": "larger models: prune 40–50 %, regrow less",
+    "F4": "as good with 15–20 % fewer parameters",
+}
+
+
+def copy_in(runs: Path) -> None:
+    """Results only: no weights, no claims of processes, no names of folders on the machine they come from."""
+    clean = without_folders(runs)
+
+    def copy(files: list[Path], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            write_text(folder / file.name, clean(file.read_text(encoding="utf-8")))
+
+    for name in (one for one in STUDIES if (runs / one / "study.json").exists()):
+        study, folder = runs / name, MEASURED / name
+        copy([study / "plan.json", study / "environment.json"], folder)
+        for part in ("models", "arms", "speed"):
+            rows = {path.stem: read_json(path) for path in sorted((study / part).glob("*.json"))}
+            lines = [json.dumps({"file": stem, **row}) + "\n" for stem, row in rows.items()]
+            write_text(folder / f"{part}.jsonl", clean("".join(lines)))
+    for names, done, more in (
+        (CYCLES, "summary.json", ("metrics.jsonl", "environment.json")),
+        (PRETRAINED, "evaluation.json", ("metrics.jsonl", "environment.json", "config.yaml")),
+    ):
+        for name in (one for one in names if (runs / one / done).exists()):
+            copy([runs / name / file for file in (done, *more)], MEASURED / name)
+
+
+def without_folders(runs: Path) -> Callable[[str], str]:
+    """Puts RUNS and DATA in the place of the folders that were given to run.sh."""
+    places = {str(runs.resolve()): "RUNS"}
+    for name in (one for one in PRETRAINED if (runs / one / "config.yaml").exists()):
+        data = read_config(runs / name).data
+        places |= {str(Path(data.tokenizer).parent.parent): "DATA", str(Path(data.prepared).parent): "RUNS"}
+
+    def clean(text: str) -> str:
+        for place, name in places.items():
+            text = text.replace(f"{place}/", f"{name}/")
+        return text
+
+    return clean
+
+
+def unpacked(name: str, into: Path) -> Path:
+    """A study's folder, as `collect` reads it."""
+    folder = into / name
+    for part in ("models", "arms", "speed"):
+        (folder / part).mkdir(parents=True)
+        for row in read_metrics(MEASURED / name / f"{part}.jsonl"):
+            write_json(folder / part / f"{row.pop('file')}.json", row)
+    shutil.copy(MEASURED / name / "plan.json", folder / "plan.json")
+    return folder
+
+
+def between(found: dict[str, Any], scale: float = 100, digits: int = 1) -> str:
+    low, high = found["interval"]
+    value = f"{scale * found['value']:+.{digits}f}"
+    return value if low is None else f"{value} ({scale * low:+.{digits}f} to {scale * high:+.{digits}f})"
+
+
+def tables(result: dict[str, Any]) -> str:
+    """The verdicts, then a table for each question, all from study.json."""
+    findings, models = result["findings"], list(result["models"])
+    lines = ["| the source says | verdict | " + " | ".join(models) + " |", "|---" * (2 + len(models)) + "|"]
+    for name, claim in CLAIMS.items():
+        by_model = findings[name]["by_model"]
+        cells = [by_model[model].get("verdict", "") for model in models]
+        if name == "F3":
+            shares = (by_model[model]["share_that_can_go"] for model in models)
+            cells = [f"{100 * share['value']:.0f} % can go" for share in shares]
+        lines.append(f"| {name}: {claim} | **{findings[name]['verdict']}** | " + " | ".join(cells) + " |")
+
+    def add(title: str, first: str, rows: list[tuple[str, list[str]]]) -> None:
+        lines.extend(["", title, "", f"| {first} | " + " | ".join(models) + " |", "|---" * (1 + len(models)) + "|"])
+        lines.extend(f"| {label} | " + " | ".join(cells) + " |" for label, cells in rows)
+
+    def cells(table: str, index: int, key: str) -> list[str]:
+        return [between(result["tables"][model][table][index][key]) for model in models]
+
+    first = result["tables"][models[0]]
+    sizes = [(result["models"][m], result["tables"][m]["control"]) for m in models]
+    add(
+        "**The models**: perplexity before, and retrained without pruning (the control).",
+        "",
+        [
+            ("parameters", [f"{before['parameters'] / 1e6:.1f}M" for before, _ in sizes]),
+            ("heads", [str(before["heads"]) for before, _ in sizes]),
+            ("before", [f"{before['perplexity']:.2f}" for before, _ in sizes]),
+            ("retrained", [f"{control['perplexity']['value']:.2f}" for _, control in sizes]),
+        ],
+    )
+    add(
+        "**Pruning alone**: perplexity above the control's after learning, per cent (95 % over seeds, paired).",
+        "pruned by, share",
+        [
+            (f"{row['prune_by']}, {100 * row['prune']:g} %", cells("pruning", at, "rise_over_control"))
+            for at, row in enumerate(first["pruning"])
+        ],
+    )
+    add(
+        "**Growth**, prune 30 %, grow 10 %: the same.",
+        "grown by",
+        [(row["grow_by"], cells("growth", at, "rise_over_control")) for at, row in enumerate(first["growth"])],
+    )
+    add(
+        "**New heads' learning rate**: the same.",
+        "times",
+        [
+            (f"{row['multiplier']:g}", cells("multipliers", at, "rise_over_control"))
+            for at, row in enumerate(first["multipliers"])
+        ],
+    )
+    return "\n".join(lines)
+
+
+def cycles() -> str:
+    lines = ["| cycle | heads | parameters | perplexity before → pruned → after | tokens/s, forward |", "|---|---|---|---|---|"]
+    for name in (one for one in CYCLES if (MEASURED / one).exists()):
+        summary, records = read_json(MEASURED / name / "summary.json"), read_metrics(MEASURED / name / "metrics.jsonl")
+        before, after, speed = summary["initial"], summary["final"], summary["speed"][-1]
+        pruned = next(record for record in records if record["phase"] == "measurement")["perplexity"]
+        rates = speed["tokens_per_second"]
+        lines.append(
+            f"| {summary['model_name']} | {before['heads']} → {after['heads']} | {before['parameters'] / 1e6:.1f}M → "
+            f"{after['parameters'] / 1e6:.1f}M | {before['perplexity']:.2f} → {pruned:.2f} → {after['perplexity']:.2f} | "
+            f"{rates['initial'] / 1000:,.0f}K → {rates['final'] / 1000:,.0f}K ({speed['batch']} × {speed['length']}) |"
+        )
+        for figure, draw in CYCLE_FIGURES.items():
+            save(png(draw(records)), HERE / "figures" / f"{name}_{figure}.png")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        copy_in(Path(sys.argv[1]))
+    there = [name for name in STUDIES if (MEASURED / name).exists()]
+    with tempfile.TemporaryDirectory() as folder:
+        result = collect(*(unpacked(name, Path(folder)) for name in there))
+    settings = result["settings"]
+    write_json(
+        HERE / "result.json",
+        {
+            "question": "Which of the source's findings about the plasticity cycle hold?",
+            "protocol": f"{settings['learn_steps']} updates of {settings['batch_rows']} rows for every arm, "
+            f"{settings['seeds']} seeds (orders of the text), heads scored on {settings['score_rows']} rows; held-out "
+            "perplexity by token; differences paired by seed; the control is retrained as long and not pruned",
+            "seeds": list(range(settings["seeds"])),
+            "metrics": result,
+            "answer": " ".join(f"{name} ({CLAIMS[name]}): {found['verdict']}." for name, found in result["findings"].items()),
+            "command": "results/plasticity_study/run.sh DATA RUNS; python results/plasticity_study/collect.py RUNS",
+        },
+    )
+    for name, draw in STUDY_FIGURES.items():
+        save(png(draw(result)), HERE / "figures" / f"{name}.png")
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition("<!-- tables -->")
+    _, _, after = rest.partition("<!-- /tables -->")
+    written = "\n\n".join(part for part in (tables(result), cycles()) if part)
+    write_text(readme, f"{before}<!-- tables -->\n{written}\n<!-- /tables -->{after}")
+    print(written)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Everything behind this folder's numbers, in steps. Usage: results/plasticity_study/run.sh DATA RUNS [STEP…]
+# DATA holds wikipedia/part-0[0-3].txt.xz (to pretrain on), wikipedia/study.txt.xz (12 MB of part-04, see README.md), gpt2/tokenizer.json,
+# stories15M/ and SmolLM2-135M-Instruct.Q4_1.gguf. A step that is done is left alone; one that was stopped goes on.
+# JOBS: processes that share the GPU in a study. DEFAULT steps: all, in this order.
+set -euo pipefail
+data=$1 runs=$2
+shift 2
+here=$(cd "$(dirname "$0")" && pwd)
+jobs=${JOBS:-8}
+pnn="python3 -m pnn"
+mkdir -p "$runs"
+
+pretrain() { # CONFIG [SETTING…]
+  name=$1
+  shift
+  [ -e "$runs/$name/evaluation.json" ] || $pnn train "$name" --output "$runs/$name" --resume \
+    --set data.train="$data/wikipedia/part-0[0-3].txt.xz" --set data.validation_sequences=500 \
+    --set data.tokenizer="$data/gpt2/tokenizer.json" --set data.prepared="$runs/prepared" \
+    --set training.save_every=100000 --set training.keep_checkpoints=1 --set training.tensorboard=false "$@"
+}
+
+study() { # NAME MODEL TEXT MODEL TEXT
+  (cd "$runs" && $pnn plasticity study "$2" "$4" --data "$3" --data "$5" --output "$runs/$1" --length 256 --batch-rows 16 \
+    --validation-rows 128 --learn-steps "${STEPS:-100}" --jobs "$jobs" --resume)
+}
+
+cycle() { # NAME MODEL [OPTION…]
+  name=$1 model=$2
+  shift 2
+  [ -e "$runs/$name/summary.json" ] || (cd "$runs" && $pnn plasticity cycle "$model" --data "$data/wikipedia/study.txt.xz" --output "$runs/$name" \
+    --resume --length 512 --batch-rows 16 --learn-steps 200 --validation-rows 128 "$@")
+}
+
+for step in ${*:-convert stories distil small study_llama study_gpt2 opt cycle_smollm2 cycle_opt speed}; do
+  echo "== $step, $(date +%T)"
+  case $step in
+    convert) [ -e "$runs/SmolLM2-135M" ] || python3 "$here/convert.py" "$data/SmolLM2-135M-Instruct.Q4_1.gguf" "$runs/SmolLM2-135M" ;;
+    stories) [ -e "$runs/stories.txt" ] || python3 "$here/stories.py" "$data/stories15M" "$runs/stories.txt" ;;
+    distil) pretrain gpt2_distil ;;
+    small) pretrain gpt2_small ;;
+    opt) pretrain opt_350m --max-steps 200 ;; # 13M tokens: enough for heads to differ, no more
+    study_llama) study study_llama "$data/stories15M" "$runs/stories.txt" "$runs/SmolLM2-135M" "$data/wikipedia/study.txt.xz" ;;
+    study_gpt2) study study_gpt2 "$runs/gpt2_distil" "$data/wikipedia/study.txt.xz" "$runs/gpt2_small" "$data/wikipedia/study.txt.xz" ;;
+    cycle_smollm2) cycle cycle_smollm2 "$runs/SmolLM2-135M" ;;
+    cycle_opt) cycle cycle_opt "$runs/opt_350m" ;;
+    speed) python3 "$here/../../benchmarks/heads.py" "$runs/heads.json" ;;
+    *) echo "no step $step" >&2 && exit 2 ;;
+  esac
+done

@@ -1,0 +1,144 @@
+"""What removing heads is worth, beside masking them: attention layers of GPT-2's size, whole, with half of their heads removed,
+and with the same half masked.
+
+Only attention is timed: queries, keys and values, softmax, output projection of every layer, on the same random states. The
+three models take turns, so that a busy or hot machine slows all of them alike; medians count. Removed and masked heads give the
+same outputs, and the largest difference stands in the result.
+
+Taylor scores of all heads cost one forward and one backward pass over the data; how long that takes is given in forward passes
+of the same model over the same data.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from pnn.bench.timing import machine, synchronize
+from pnn.plasticity.architectures import architecture_of
+from pnn.plasticity.heads import heads, masked
+from pnn.plasticity.scores import mean_loss, prepared, score
+from pnn.plasticity.surgery import prune
+
+WARM_UP = 3  # turns before the clock
+SCORED_BATCHES = 4
+
+
+def heads_benchmark(
+    config: GPT2Config, rows: int, length: int, *, backward: bool, device: torch.device, seconds: float
+) -> dict[str, Any]:
+    """`seconds`: how long to take turns, at least."""
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    whole = GPT2LMHeadModel(config).to(device, dtype).eval()
+    half = [head for head in heads(whole) if head[1] % 2]
+    removed = prune(whole, half)
+    states = torch.randn(rows, length, config.n_embd, device=device, dtype=dtype)
+    with ExitStack() as stack:
+        hidden = GPT2LMHeadModel(config).to(device, dtype).eval()
+        hidden.load_state_dict(whole.state_dict())
+        stack.enter_context(masked(hidden, half))
+        difference = _largest_difference(removed, hidden, states)
+        runs = {
+            name: _pass(model, states, backward) for name, model in (("whole", whole), ("removed", removed), ("masked", hidden))
+        }
+        times = take_turns(runs, device, seconds)
+    what = "forward and backward" if backward else "forward"
+    shape = {"what": what, "rows": rows, "length": length, "dtype": str(dtype).removeprefix("torch.")}
+    result = [{"name": name, **shape, **_summary(taken, rows * length)} for name, taken in times.items()]
+    median = {row["name"]: row["milliseconds"]["median"] for row in result}
+    taylor = _taylor(whole, rows, length, device, seconds)
+    return {
+        **machine(),
+        "model": {"layers": config.n_layer, "width": config.n_embd, "heads": config.n_head, "removed": len(half)},
+        "rows": [*result, *taylor["rows"]],
+        "ratios": {
+            "half_heads_attention_speedup": median["whole"] / median["removed"],
+            "half_heads_removed_vs_masked": median["masked"] / median["removed"],
+            "masking_attention_speedup": median["whole"] / median["masked"],
+            "taylor_scores_in_forward_passes": taylor["ratio"],
+        },
+        "largest_difference_removed_and_masked": difference,
+    }
+
+
+def take_turns(runs: dict[str, Callable[[], None]], device: torch.device, seconds: float) -> dict[str, list[float]]:
+    """Seconds of every turn of each."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(WARM_UP):
+        for run in runs.values():
+            run()
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds or len(next(iter(times.values()))) < WARM_UP:
+        for name, run in runs.items():
+            synchronize(device)
+            start = time.perf_counter()
+            run()
+            synchronize(device)
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def _attentions(model: PreTrainedModel) -> list[nn.Module]:
+    return architecture_of(model).attentions(model)
+
+
+def _pass(model: PreTrainedModel, states: Tensor, backward: bool) -> Callable[[], None]:
+    """Each layer's attention once, on the same states."""
+    layers, slope = _attentions(model), torch.ones_like(states)
+
+    def forward() -> None:
+        with torch.no_grad():
+            for layer in layers:
+                layer(states)
+
+    def both() -> None:
+        for layer in layers:
+            given = states.detach().requires_grad_()
+            layer(given)[0].backward(slope)
+            layer.zero_grad()
+
+    return both if backward else forward
+
+
+@torch.no_grad()
+def _largest_difference(one: PreTrainedModel, other: PreTrainedModel, states: Tensor) -> float:
+    pairs = zip(_attentions(one), _attentions(other), strict=True)
+    return max(float((a(states)[0] - b(states)[0]).abs().max()) for a, b in pairs)
+
+
+def _taylor(model: PreTrainedModel, rows: int, length: int, device: torch.device, seconds: float) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(0)
+    ids = [torch.randint(0, model.config.vocab_size, (rows, length), generator=draw) for _ in range(SCORED_BATCHES)]
+    batches = [prepared(model, {"input_ids": one, "labels": one}) for one in ids]
+
+    @torch.no_grad()
+    def forward() -> None:
+        mean_loss(model, batches)
+
+    def scores() -> None:
+        score(model, batches, "gradient")
+
+    times = take_turns({"forward pass over the data": forward, "taylor scores of all heads": scores}, device, seconds)
+    tokens = rows * length * SCORED_BATCHES
+    found = [
+        {"name": name, "rows": rows * SCORED_BATCHES, "length": length, **_summary(t, tokens)} for name, t in times.items()
+    ]
+    one, other = (row["milliseconds"]["median"] for row in found)
+    return {"rows": found, "ratio": other / one}
+
+
+def _summary(taken: list[float], tokens: int) -> dict[str, Any]:
+    median = statistics.median(taken)
+    return {
+        "milliseconds": {"median": 1000 * median, "low": 1000 * min(taken), "high": 1000 * max(taken)},
+        "tokens_per_second": tokens / median,
+        "turns": len(taken),
+    }

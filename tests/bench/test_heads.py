@@ -1,0 +1,39 @@
+"""The benchmark of removed heads, at a size that says nothing about speed: what it compares is right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GPT2Config
+
+from pnn.bench.heads import heads_benchmark, take_turns
+from pnn.bench.run import check
+from pnn.config import load_config
+from pnn.errors import UserError
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_three_models_and_taylor_scores(backward):
+    config = GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=16)
+    result = heads_benchmark(config, 2, 16, backward=backward, device=torch.device("cpu"), seconds=0.0)
+    names = [row["name"] for row in result["rows"]]
+    assert names == ["whole", "removed", "masked", "forward pass over the data", "taylor scores of all heads"]
+    assert result["model"] == {"layers": 2, "width": 32, "heads": 4, "removed": 4}
+    assert result["largest_difference_removed_and_masked"] < 1e-5
+    rows = {row["name"]: row["milliseconds"]["median"] for row in result["rows"]}
+    assert result["ratios"]["half_heads_attention_speedup"] == rows["whole"] / rows["removed"]
+    assert result["ratios"]["half_heads_removed_vs_masked"] == rows["masked"] / rows["removed"]
+    assert result["rows"][0]["what"] == ("forward and backward" if backward else "forward")
+    assert result["rows"][3]["rows"] == 8
+
+
+def test_runs_take_turns():
+    order = []
+    times = take_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, torch.device("cpu"), 0.0)
+    assert order == ["a", "b"] * (len(order) // 2)
+    assert len(times["a"]) == len(times["b"]) == 3
+
+
+def test_a_decoder_of_transformers_has_no_row_in_pnn_bench():
+    with pytest.raises(UserError, match="gpt2_tiny: a decoder of transformers has no row here"):
+        check([load_config("gpt2_tiny")], ["train"], [])
