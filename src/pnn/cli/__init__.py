@@ -34,6 +34,7 @@ def main() -> None:
         evaluate,
         evidence,
         fill,
+        finetune,
         generate,
         plasticity,
         quickstart,

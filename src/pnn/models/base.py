@@ -348,10 +348,16 @@ class MultipleChoiceBase(PnnPreTrainedModel):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_steps: int | None = None,
+        output_states: bool = False,
     ) -> ClassifierOutput:
+        """States are those of the candidates one by one, (B·C, L, d)."""
         batch, choices, length = input_ids.shape
-        mask = None if attention_mask is None else attention_mask.view(-1, length)
-        out = self.encoder(input_ids=input_ids.view(-1, length), attention_mask=mask, num_steps=num_steps)
+        out = self.encoder(
+            input_ids=input_ids.view(-1, length),
+            attention_mask=None if attention_mask is None else attention_mask.view(-1, length),
+            num_steps=num_steps,
+            output_states=output_states,
+        )
         logits = self.classifier(self.dropout(out.last_hidden_state[:, 0])).view(batch, choices)
         loss = None if labels is None else F.cross_entropy(logits.float(), labels)
-        return ClassifierOutput(loss=loss, logits=logits)
+        return ClassifierOutput(loss=loss, logits=logits, states=out.states)
