@@ -62,30 +62,33 @@ class BagOfWords:
                     self.vocabulary.setdefault(word, len(self.vocabulary))
         labels = torch.tensor([float(example.label or 0) for example in data.train], dtype=torch.float64)
         self.columns = 1 if self.task.choices or self.task.regression else len(self.task.labels)
-        self.weights, self.bias = self._fit(self._matrix(data.train), labels)
+        self.weights, self.bias = self._fit(self._rows(data.train), labels)
 
-    def _matrix(self, examples: list[Example]) -> Tensor:
-        borders, columns = [0], []
-        for example in examples:
-            for pair in example.texts:
-                columns += sorted(self.vocabulary[word] for word in features(pair) if word in self.vocabulary)
-                borders.append(len(columns))
-        ones, size = torch.ones(len(columns), dtype=torch.float64), (len(borders) - 1, len(self.vocabulary))
-        return torch.sparse_csr_tensor(torch.tensor(borders), torch.tensor(columns, dtype=torch.long), ones, size)
+    def _rows(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
+        """The columns that are 1, row after row, and how many each row (a text, or a choice's) has."""
+        known = [
+            [self.vocabulary[word] for word in features(pair) if word in self.vocabulary]
+            for example in examples
+            for pair in example.texts
+        ]
+        columns = torch.tensor([column for row in known for column in row], dtype=torch.long)
+        return columns, torch.tensor([len(row) for row in known])
 
-    def _logits(self, matrix: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
-        logits = matrix @ weights + bias
+    def _logits(self, rows: tuple[Tensor, Tensor], weights: Tensor, bias: Tensor) -> Tensor:
+        columns, counts = rows
+        starts = counts.cumsum(0) - counts
+        logits = torch.nn.functional.embedding_bag(columns, weights, starts, mode="sum") + bias
         return logits.view(-1, self.task.choices) if self.task.choices else logits
 
-    def _fit(self, matrix: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _fit(self, rows: tuple[Tensor, Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
         weights = torch.zeros(len(self.vocabulary), self.columns, dtype=torch.float64)
         bias = torch.zeros(self.columns, dtype=torch.float64)
-        transposed = matrix.t().to_sparse_csr()
+        columns, counts = rows
+        row_of = torch.repeat_interleave(torch.arange(len(counts)), counts)
         optimizer = torch.optim.LBFGS([weights, bias], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
-        weights.grad, bias.grad = torch.zeros_like(weights), torch.zeros_like(bias)
 
         def closure() -> Tensor:
-            logits = self._logits(matrix, weights, bias)
+            logits = self._logits(rows, weights, bias)
             if self.task.regression:
                 wrong = logits - labels[:, None]  # the gradient with respect to the logits
                 loss = 0.5 * wrong.square().sum()
@@ -94,7 +97,7 @@ class BagOfWords:
                 loss = -(logits.log_softmax(1) * target).sum()
                 wrong = logits.softmax(1) - target
             wrong = wrong.reshape(-1, self.columns)
-            weights.grad = transposed @ wrong + weights
+            weights.grad = weights.index_add(0, columns, wrong[row_of])
             bias.grad = wrong.sum(0)
             return loss + 0.5 * weights.square().sum()
 
@@ -102,5 +105,5 @@ class BagOfWords:
         return weights, bias
 
     def predict(self, examples: list[Example]) -> Any:
-        logits = self._logits(self._matrix(examples), self.weights, self.bias)
+        logits = self._logits(self._rows(examples), self.weights, self.bias)
         return (logits[:, 0] if self.task.regression else logits.argmax(1)).double().numpy()

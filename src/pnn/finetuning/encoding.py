@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from pnn.finetuning.reading import Example
 from pnn.finetuning.tasks import Task
@@ -57,7 +57,7 @@ def encode(
     unknown = tokenizer.unk_token_id
     return Encoded(
         ids=ids,
-        types=out["token_type_ids"] if token_types else None,
+        types=_types(out) if token_types else None,
         choices=task.choices,
         labels=np.array(labels),
         lengths=np.array([len(row) for row in ids]).reshape(-1, per).max(axis=1),
@@ -67,6 +67,15 @@ def encode(
         questions=questions,
         units=units,
     )
+
+
+def _types(out: BatchEncoding) -> list[list[int]]:
+    """0 for the first text, 1 for the second with its [SEP]: also where a tokenizer frames pairs without saying so, as ours do."""
+    given: list[list[int]] = out["token_type_ids"]
+    if any(1 in row for row in given) or not any(1 in one.sequence_ids for one in out.encodings):
+        return given
+    starts = [one.sequence_ids.index(1) if 1 in one.sequence_ids else len(one.ids) for one in out.encodings]
+    return [[int(place >= start) for place in range(len(row))] for row, start in zip(given, starts, strict=True)]
 
 
 def training_order(encoded: Encoded, batch_size: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
