@@ -33,6 +33,7 @@ def main() -> None:
         data,
         evaluate,
         evidence,
+        export,
         fill,
         finetune,
         generate,

@@ -70,7 +70,7 @@ def encode(
 
 
 def _types(out: BatchEncoding) -> list[list[int]]:
-    """0 for the first text, 1 for the second with its [SEP]: also where a tokenizer frames pairs without saying so, as ours do."""
+    """0 for the first text, 1 for the second and its [SEP]: also where a tokenizer frames pairs without saying so (ours)."""
     given: list[list[int]] = out["token_type_ids"]
     if any(1 in row for row in given) or not any(1 in one.sequence_ids for one in out.encodings):
         return given
