@@ -127,7 +127,8 @@ class Known:
             cut = sum(data["truncated"].values())
             return (
                 f"{self.tuned['task']} of {self.tuned['benchmark']}, {data['source']}: {counts}. {cut:,} texts were longer "
-                f"than {self.tuned['settings']['max_length']} tokens and cut. On what the encoder was pretrained, this run does not say."
+                f"than {self.tuned['settings']['max_length']} tokens and cut. "
+                "On what the encoder was pretrained, this run does not say."
             )
         if self.run is not None:
             data_config = self.run.data

@@ -37,7 +37,7 @@ def push(folder: Path, target: str, *, private: bool = True) -> str:
         api.create_repo(target, exist_ok=True, private=private)
         return str(api.upload_folder(repo_id=target, folder_path=folder, commit_message="Exported by pnn"))
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"--push-to {target}: the hub did not take it ({reason}); {folder} is whole and can be pushed again"
         ) from error
