@@ -89,7 +89,8 @@ def test_the_readmes_commands_exist_with_these_options_and_configs(command):
     """Each `pnn …` line of the README goes through the real parser, and a config with its settings through the real loader."""
     from typer.main import get_command
 
-    from pnn.cli import analyze, app, bench, compare, data, evaluate, evidence, fill, generate, quickstart, report, train  # noqa: F401
+    from pnn.cli import analyze, app, bench, compare, data, evaluate, evidence, export, fill, finetune, generate  # noqa: F401
+    from pnn.cli import quickstart, report, train  # noqa: F401
     from pnn.config import load_config
 
     words = shlex.split(command.removeprefix("accelerate launch -m "))[1:]
@@ -119,7 +120,19 @@ def test_the_readmes_python_runs(trained_run, tmp_path):
 
 
 def test_every_command_has_an_example_in_its_help(pnn_command):
-    plain = ("train", "evaluate", "fill", "generate", "quickstart", "report", "bench", "compare", "evidence")
+    plain = (
+        "train",
+        "evaluate",
+        "fill",
+        "generate",
+        "quickstart",
+        "report",
+        "bench",
+        "compare",
+        "evidence",
+        "finetune",
+        "export",
+    )
     grouped = [("data", "prepare"), ("data", "info"), *(("analyze", name) for name in ("convergence", "gates", "optimisation"))]
     for command in (*plain, *grouped):
         words = command if isinstance(command, tuple) else (command,)
@@ -133,7 +146,7 @@ def test_every_module_imports_without_optional_packages():
     """Nothing optional is imported at import time: hub access, parquet and the test tools are blocked here."""
     code = """
 import sys, pkgutil, importlib
-for name in ("datasets", "pyarrow", "pytest", "hypothesis", "lm_eval", "sklearn", "wandb", "triton"):
+for name in ("datasets", "pyarrow", "pytest", "hypothesis", "lm_eval", "sklearn", "wandb", "triton", "onnx", "onnxruntime", "onnxscript"):
     sys.modules[name] = None
 import pnn
 for module in pkgutil.walk_packages(pnn.__path__, "pnn."):
