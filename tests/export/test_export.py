@@ -115,6 +115,23 @@ def test_a_plain_folder_has_the_model_the_tokenizer_and_a_card(pnn_command, trai
     assert torch.equal(original(ids).logits, exported(ids).logits)
 
 
+def test_a_reorganised_model(pnn_command, checkpoints, tmp_path):
+    """Its class is made for it: it needs the package, and its card counts its own heads."""
+    from pnn import plasticity
+
+    small = plasticity.prune(open_for_export(str(checkpoints["ddl"])).model, [(0, 1)])
+    plasticity.save(small, tmp_path / "small")
+    for file in checkpoints["ddl"].glob("tokenizer*"):
+        (tmp_path / "small" / file.name).write_bytes(file.read_bytes())
+    fails(pnn_command, tmp_path / "small", "--output", tmp_path / "out", "--remote-code", says=("not reorganised",))
+    assert not (tmp_path / "out").exists()
+    assert pnn_command("export", tmp_path / "small", "--output", tmp_path / "out")[0] == 0
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = torch.arange(5, 29).view(2, 12)
+    assert torch.equal(exported(ids).logits, small.eval()(ids).logits)
+    assert "| heads | 3 of 4 (pruned or grown" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_mistakes(pnn_command, checkpoints, tmp_path):
     out = tmp_path / "out"
     fails(pnn_command, tmp_path / "nowhere", "--output", out, says=("nowhere",))
@@ -127,7 +144,7 @@ def test_mistakes(pnn_command, checkpoints, tmp_path):
     transformers.BertForMaskedLM(config).save_pretrained(other)
     for file in checkpoints["pnn"].glob("tokenizer*"):
         (other / file.name).write_bytes(file.read_bytes())
-    fails(pnn_command, other, "--output", out, "--remote-code", says=("a bert model is none of ours",))
+    fails(pnn_command, other, "--output", out, "--remote-code", says=("a BertForMaskedLM is none of the models",))
     assert not out.exists()
     assert pnn_command("export", other, "--output", out)[0] == 0  # without our code it is a folder like any other
     assert "import pnn" not in (out / "README.md").read_text()

@@ -13,6 +13,7 @@ import yaml
 import pnn
 from pnn.config import RunConfig
 from pnn.export.loading import Exported
+from pnn.plasticity.heads import heads, original_counts
 from pnn.runs import read_config, read_json
 
 WHAT = {
@@ -65,6 +66,8 @@ class Known:
     def __init__(self, exported: Exported):
         self.exported, self.config = exported, exported.model.config
         run = exported.run
+        stored = Path(exported.checkpoint) / "config.json"  # a reorganised model has its own type there, and nowhere else
+        self.stored_type = read_json(stored).get("model_type") if stored.exists() else None
         self.run: RunConfig | None = read_config(run) if run is not None and (run / "config.yaml").exists() else None
         self.evaluation = self._read("evaluation.json")
         self.tuned = self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
@@ -73,6 +76,10 @@ class Known:
     def _read(self, name: str) -> dict[str, Any] | None:
         run = self.exported.run
         return read_json(run / name) if run is not None and (run / name).exists() else None
+
+    @property
+    def is_reorganised(self) -> bool:
+        return "pnn_plastic" in {self.config.model_type, self.stored_type}
 
     def what(self) -> str:
         config = self.config
@@ -116,6 +123,9 @@ class Known:
             "max_position_embeddings": "longest input, tokens",
         }
         rows |= {label: f"{getattr(config, key):,}" for key, label in names.items() if getattr(config, key, None) is not None}
+        if self.is_reorganised:  # the config's number is the original's
+            model = self.exported.model
+            rows["heads"] = f"{len(heads(model))} of {sum(original_counts(model))} (pruned or grown, layer by layer)"
         if self.exported.auto == "AutoModelForSequenceClassification":
             rows["labels"] = ", ".join(str(label) for label in config.id2label.values())
         return "| | |\n|---|---|\n" + "\n".join(f"| {label} | {value} |" for label, value in rows.items())

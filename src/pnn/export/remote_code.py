@@ -15,6 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 import pnn
+from pnn.errors import UserError
 from pnn.files import write_json, write_text
 from pnn.runs import read_json
 
@@ -33,6 +34,16 @@ WITHOUT_KERNELS = (
 FROM_MODULE = re.compile(r"^from (pnn(?:\.\w+)+) import (?=.)", re.MULTILINE)
 FROM_PACKAGE = re.compile(r"^from (pnn(?:\.(?:nn|kernels))?) import (\w+)$", re.MULTILINE)
 FROM_KERNELS = re.compile(r"^( +)from pnn\.kernels import (\w+)(?: as (\w+))?(?:  #.*)?$", re.MULTILINE)
+
+
+def check_ours(model: PreTrainedModel) -> None:
+    """A reorganised model is of a class made for it, which no file defines."""
+    _, prefix, heads = ARCHITECTURES.get(model.config.model_type, ("", "", ()))
+    if type(model).__name__ not in {prefix + head for head in heads}:
+        raise UserError(
+            f"--remote-code: a {type(model).__name__} is none of the models that have code to add ({', '.join(ARCHITECTURES)}, "
+            "not reorganised)"
+        )
 
 
 def write_remote_code(folder: Path, model: PreTrainedModel) -> None:

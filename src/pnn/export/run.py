@@ -11,7 +11,7 @@ from pnn.errors import UserError
 from pnn.export import hub, onnx
 from pnn.export.card import model_card
 from pnn.export.loading import open_for_export
-from pnn.export.remote_code import ARCHITECTURES, write_remote_code
+from pnn.export.remote_code import check_ours, write_remote_code
 from pnn.files import new_folder, write_text
 
 
@@ -38,10 +38,8 @@ def export_run(
     kind = exported.model.config.model_type
     if steps is not None and (kind != "pnn" or steps < 1):
         raise UserError(f"--steps {steps}: " + ("at least one is needed" if kind == "pnn" else f"a {kind} model has none"))
-    if remote_code and kind not in ARCHITECTURES:
-        raise UserError(
-            f"--remote-code: a {kind} model is none of ours ({', '.join(ARCHITECTURES)}), so there is no code to add"
-        )
+    if remote_code:
+        check_ours(exported.model)
     result: dict[str, Any] = {"output": str(output), "model": exported.name, "auto_class": exported.auto}
     graph_steps = getattr(exported.model.config, "num_steps", 0) if steps is None else steps
     verbosity = logging.get_verbosity()
