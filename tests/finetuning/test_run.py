@@ -160,6 +160,29 @@ def test_models_of_others(pnn_command, tiny_tokenizer, task_files, tmp_path):
     assert batch["input_ids"][1][batch["attention_mask"][1] == 1].tolist() == tokens[1]
 
 
+def test_going_on_from_a_fine_tuned_model(pnn_command, tiny_encoders, task_files, tmp_path):
+    """MNLI first, then RTE, as people do: the encoder stays, the head is new, with as many labels as the task has."""
+    from pnn.finetuning.classifiers import load_classifier, read_config, read_tokenizer
+    from pnn.finetuning.tasks import TASKS
+
+    options = ["--data", task_files, *QUICK]
+    run = tmp_path / "mnli"
+    assert pnn_command("finetune", tiny_encoders["pnn"], "--task", "mnli", "--output", run, *options)[0] == 0
+    code, _, err = pnn_command("finetune", run / "mnli", "--task", "rte,copa", "--output", tmp_path / "then", *options)
+    assert code == 0, err
+    tuned = run / "mnli" / "checkpoints" / "best"
+    config = read_config(tuned, None)
+    tokenizer, _ = read_tokenizer(tuned, config)
+    held = AutoModelForSequenceClassification.from_pretrained(tuned).state_dict()
+    for task in ("rte", "cb"):  # two labels, and three as MNLI has
+        one, same, other = (load_classifier(tuned, config, TASKS[task], tokenizer, seed).state_dict() for seed in (0, 0, 1))
+        assert one["classifier.weight"].shape == (len(TASKS[task].labels), 32)
+        assert torch.equal(one["classifier.weight"], same["classifier.weight"])
+        assert not torch.equal(one["classifier.weight"], other["classifier.weight"])
+        assert all(torch.equal(value, one[name]) for name, value in held.items() if name.startswith("encoder."))
+    assert not torch.equal(one["classifier.weight"], held["classifier.weight"])
+
+
 def test_long_texts_are_cut_and_counted(tiny_tokenizer):
     from pnn.finetuning.encoding import encode
     from pnn.finetuning.reading import Example

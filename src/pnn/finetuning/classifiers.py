@@ -99,6 +99,7 @@ def load_classifier(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
+            fresh = auto.from_config(config)
             model, info = auto.from_pretrained(
                 str(checkpoint),
                 config=config,
@@ -123,6 +124,11 @@ def load_classifier(
             f"{checkpoint}: the weights are not those of the architecture in config.json ({len(lost)} missing or of another "
             f"shape, first {min(lost)})"
         )
+    with torch.no_grad():
+        new = dict(fresh.named_parameters())
+        for name, parameter in model.named_parameters():  # also where the checkpoint has a head: it is another task's
+            if not name.startswith(base):
+                parameter.copy_(new[name])
     return model
 
 
