@@ -220,10 +220,12 @@ def test_mistakes(pnn_command, tiny_encoders, task_files, tmp_path):
     assert pnn_command("finetune", pnn, "--task", "cola", *here, *QUICK)[0] == 0
     changed = [*QUICK, "--seeds", 2]
     fails(pnn_command, pnn, "--task", "cola", *here, *changed, says=("holds another fine-tuning", "settings"))
+    fails(pnn_command, tiny_encoders["bert"], "--task", "rte", *here, *QUICK, says=("another model (pnn)", "--output"))
     weights = tmp_path / "weights"
     shutil.copytree(pnn, weights)
     config = read(weights / "config.json")
     (weights / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+    here = ["--data", task_files, "--output", tmp_path / "other"]
     fails(pnn_command, weights, "--task", "rte", *here, says=("not those of the architecture",))
     from pnn.models import DDLConfig, DDLForCausalLM
 
@@ -234,6 +236,7 @@ def test_mistakes(pnn_command, tiny_encoders, task_files, tmp_path):
     for file in pnn.glob("tokenizer*"):
         shutil.copy(file, decoder)
     fails(pnn_command, decoder, "--task", "rte", *here, says=("cannot load it for sequence classification",))
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_group_leaves_out_what_has_no_training_set(pnn_command, tiny_encoders, task_files, tmp_path):

@@ -90,6 +90,7 @@ def finetune(
     tokenizer, longest = classifiers.read_tokenizer(checkpoint, config)
     name = Path(model).name if Path(model).exists() else model
     subject = Subject(name, checkpoint, config, tokenizer, longest)
+    _check_same_model(output, subject)
     if is_group and data is not None:
         names = _present(names, data)
     for task in names:
@@ -109,6 +110,14 @@ def finetune(
         ):
             _one_task(subject, _cut(found, settings.limit), output / task, asked, settings, quiet)
     return summarise(output)
+
+
+def _check_same_model(output: Path, subject: Subject) -> None:
+    """One folder, one model: its results.json is a table of tasks."""
+    for name in TASKS:
+        held = output / name / "finetune.json"
+        if held.exists() and (before := read_json(held)).get("weights") != subject.weights():
+            raise UserError(f"{output} holds fine-tunings of another model ({before.get('model')}): choose another --output")
 
 
 def _present(names: list[str], data: Path) -> list[str]:
