@@ -1,5 +1,7 @@
 """The commands as people type them, and the promises of the README."""
 
+import importlib
+import pkgutil
 import re
 import shlex
 import shutil
@@ -89,9 +91,12 @@ def test_the_readmes_commands_exist_with_these_options_and_configs(command):
     """Each `pnn …` line of the README goes through the real parser, and a config with its settings through the real loader."""
     from typer.main import get_command
 
-    from pnn.cli import analyze, app, bench, compare, data, evaluate, evidence, fill, generate, quickstart, report, train  # noqa: F401
+    import pnn.cli
+    from pnn.cli import app
     from pnn.config import load_config
 
+    for module in pkgutil.iter_modules(pnn.cli.__path__):
+        importlib.import_module(f"pnn.cli.{module.name}")  # each registers its commands
     words = shlex.split(command.removeprefix("accelerate launch -m "))[1:]
     if "COMMAND" in words:
         return
@@ -119,7 +124,19 @@ def test_the_readmes_python_runs(trained_run, tmp_path):
 
 
 def test_every_command_has_an_example_in_its_help(pnn_command):
-    plain = ("train", "evaluate", "fill", "generate", "quickstart", "report", "bench", "compare", "evidence")
+    plain = (
+        "train",
+        "evaluate",
+        "fill",
+        "generate",
+        "quickstart",
+        "report",
+        "bench",
+        "compare",
+        "evidence",
+        "finetune",
+        "export",
+    )
     grouped = [("data", "prepare"), ("data", "info"), *(("analyze", name) for name in ("convergence", "gates", "optimisation"))]
     for command in (*plain, *grouped):
         words = command if isinstance(command, tuple) else (command,)
@@ -133,7 +150,7 @@ def test_every_module_imports_without_optional_packages():
     """Nothing optional is imported at import time: hub access, parquet and the test tools are blocked here."""
     code = """
 import sys, pkgutil, importlib
-for name in ("datasets", "pyarrow", "pytest", "hypothesis", "lm_eval", "sklearn", "wandb", "triton"):
+for name in ("datasets", "pyarrow", "pytest", "hypothesis", "lm_eval", "sklearn", "wandb", "triton", "onnx", "onnxruntime"):
     sys.modules[name] = None
 import pnn
 for module in pkgutil.walk_packages(pnn.__path__, "pnn."):

@@ -121,3 +121,26 @@ def test_hooks_and_replaced_layers_are_not_bypassed(kernels_forced):
     doubled.encoder.refiners[0].ffn.down.bias.data *= 2
     assert loss(adapted) == pytest.approx(loss(doubled), abs=1e-5)
     assert loss(adapted) != pytest.approx(before, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["pnn", "bert"])
+def test_a_padded_batch_with_a_classifier(kind, kernels_forced, monkeypatch):
+    """What fine-tuning computes: no packed layout, one token read."""
+    size = SIZE | {"initializer_range": 0.2, "num_labels": 3}
+    torch.manual_seed(0)
+    if kind == "pnn":
+        fast = pnn.PNNForSequenceClassification(pnn.PNNConfig(**size, zero_init=False, num_steps=2))
+    else:
+        fast = pnn.BertBaselineForSequenceClassification(pnn.BertBaselineConfig(**size, num_hidden_layers=2))
+    plain = copy.deepcopy(fast)
+    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(9) < torch.tensor([[9], [4], [1]])).long()
+    inputs = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 2, 1])}
+    with_kernels = fast(**inputs)
+    with_kernels.loss.backward()
+    monkeypatch.undo()
+    without = plain(**inputs)
+    without.loss.backward()
+    torch.testing.assert_close(with_kernels.logits, without.logits, atol=1e-5, rtol=1e-4)
+    for (name, one), (_, other) in zip(fast.named_parameters(), plain.named_parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")

@@ -899,3 +899,26 @@ def test_hf_trainer_trains_the_other_heads_too(head, tmp_path):
     )
     outcome = Trainer(model, arguments, train_dataset=rows).train()
     assert math.isfinite(outcome.training_loss)
+
+
+@pytest.mark.parametrize("num_steps", [None, 0, 1])
+@pytest.mark.parametrize("kind", ["pnn", "bert"])
+def test_a_classifier_reads_the_first_token_alone_and_gives_the_same_logits(kind, num_steps):
+    """Of the last step only what it reads is computed, unless states are asked for."""
+    size = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "initializer_range": 0.2}
+    torch.manual_seed(0)
+    if kind == "pnn":
+        config = pnn.PNNConfig(**size, zero_init=False)
+        models = pnn.PNNForSequenceClassification(config), pnn.PNNForMultipleChoice(config)
+    else:
+        config = pnn.BertBaselineConfig(**size, num_hidden_layers=2)
+        models = pnn.BertBaselineForSequenceClassification(config), pnn.BertBaselineForMultipleChoice(config)
+    ids = torch.randint(5, 50, (4, 9))
+    mask = (torch.arange(9) < torch.tensor([[9], [4], [1], [7]])).long()
+    for model, shape in zip(models, ((4, 9), (2, 2, 9)), strict=True):
+        inputs = {"input_ids": ids.view(shape), "attention_mask": mask.view(shape), "num_steps": num_steps}
+        whole = model.eval()(**inputs, output_states=True)
+        torch.testing.assert_close(model(**inputs).logits, whole.logits)
+        read = model.classifier(whole.states[-1][:, 0]).view_as(whole.logits)
+        torch.testing.assert_close(whole.logits, read)
+        assert len({round(value, 4) for value in whole.logits.flatten().tolist()}) > 1

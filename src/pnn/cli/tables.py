@@ -289,3 +289,37 @@ def _change(found: dict[str, Any]) -> str:
     low, high = found["interval"]
     between = "" if low is None else f" ({100 * low:+.1f} to {100 * high:+.1f})"
     return f"{100 * found['value']:+.1f}{between}"
+
+
+def print_finetuning(summary: dict[str, Any]) -> None:
+    """One row a task; what needs a word more stands below."""
+    model = summary["model"]
+    title = f"{model['name']} ({model['model_type']}, {short_count(model['parameters'])} parameters), dev sets, per cent"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("task")
+    table.add_column("metric", overflow="fold")
+    for column in ("score", "95 %\ninterval", "± of\nseeds", "majority", "bag of\nwords", "learning\nrate"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, row in summary["tasks"].items():
+        low, high = row["score_interval"]
+        table.add_row(
+            name,
+            row["score_is"].removeprefix("dev ").removeprefix("mean of "),
+            percent(row["score"]),
+            f"{percent(low)}–{percent(high)}",
+            "" if row["score_std"] is None else f"{percent(row['score_std'])} ({row['seeds']})",
+            percent(row["majority"]),
+            percent(row["bag_of_words"]),
+            f"{row['learning_rate']:g}",
+        )
+    Console().print(table)
+    for name, row in summary["tasks"].items():
+        if "score_by_step" in row:
+            print(f"{name}, read after each refinement step: {' → '.join(percent(value) for value in row['score_by_step'])}")
+        if row["truncated"]:
+            print(f"{name}: {row['truncated']:,} texts were cut to the model's length")
+        if row["unknown_tokens"] > MANY_UNKNOWN:
+            print(f"{name}: {percent(row['unknown_tokens'])} % of the tokens are not in the model's vocabulary")
+
+
+MANY_UNKNOWN = 0.05

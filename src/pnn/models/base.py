@@ -274,6 +274,11 @@ class MaskedLMBase(PnnPreTrainedModel):
         )
 
 
+def first_tokens(tokens: Tensor) -> Tensor:
+    """Where each row's first token lies among all of them: all that a classifier reads of the last state."""
+    return torch.arange(tokens.shape[0], device=tokens.device) * tokens.shape[1]
+
+
 class SequenceClassificationBase(PnnPreTrainedModel):
     """Reads the last state of the first token ([CLS]). One label is regression."""
 
@@ -301,6 +306,8 @@ class SequenceClassificationBase(PnnPreTrainedModel):
         output_states: bool = False,
         output_gates: bool = False,
     ) -> ClassifierOutput:
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        at = None if output_states or output_gates or tokens is None else first_tokens(tokens)
         out = self.encoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -309,8 +316,10 @@ class SequenceClassificationBase(PnnPreTrainedModel):
             num_steps=num_steps,
             output_states=output_states,
             output_gates=output_gates,
+            last_at=at,
         )
-        logits = self.classifier(self.dropout(out.last_hidden_state[:, 0]))
+        first = out.last_hidden_state[:, 0] if at is None else out.last_hidden_state[0]
+        logits = self.classifier(self.dropout(first))
         loss = None if labels is None else self.classification_loss(logits, labels)
         return ClassifierOutput(loss=loss, logits=logits, states=out.states, gates=out.gates)
 
@@ -348,10 +357,20 @@ class MultipleChoiceBase(PnnPreTrainedModel):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_steps: int | None = None,
+        output_states: bool = False,
     ) -> ClassifierOutput:
+        """States are those of the candidates one by one, (B·C, L, d)."""
         batch, choices, length = input_ids.shape
-        mask = None if attention_mask is None else attention_mask.view(-1, length)
-        out = self.encoder(input_ids=input_ids.view(-1, length), attention_mask=mask, num_steps=num_steps)
-        logits = self.classifier(self.dropout(out.last_hidden_state[:, 0])).view(batch, choices)
+        candidates = input_ids.view(-1, length)
+        at = None if output_states else first_tokens(candidates)
+        out = self.encoder(
+            input_ids=candidates,
+            attention_mask=None if attention_mask is None else attention_mask.view(-1, length),
+            num_steps=num_steps,
+            output_states=output_states,
+            last_at=at,
+        )
+        first = out.last_hidden_state[:, 0] if at is None else out.last_hidden_state[0]
+        logits = self.classifier(self.dropout(first)).view(batch, choices)
         loss = None if labels is None else F.cross_entropy(logits.float(), labels)
-        return ClassifierOutput(loss=loss, logits=logits)
+        return ClassifierOutput(loss=loss, logits=logits, states=out.states)

@@ -321,7 +321,9 @@ class DDLModel(DDLPreTrainedModel):
             raise ValueError("an empty prompt: give at least one token")
         if past + length > self.config.max_position_embeddings:
             raise ValueError(f"a sequence of {past + length} tokens, but the model takes {self.config.max_position_embeddings}")
-        keep = None if attention_mask is None or bool(attention_mask.all()) else attention_mask.bool()
+        keep = None if attention_mask is None else attention_mask.bool()
+        if keep is not None and not torch.compiler.is_exporting() and bool(keep.all()):  # an exported graph cannot ask
+            keep = None
         if position_ids is None:
             counted = None if keep is None else (keep.long().cumsum(-1) - 1).clamp(min=0)
             position_ids = torch.arange(past, past + length, device=h.device)[None] if counted is None else counted[:, past:]

@@ -75,6 +75,8 @@ def drop_add_norm(
 
         if kernel.takes(x):
             p = 0.0 if dropout is None else probability(dropout)
+            if residual is not None and residual.shape != x.shape:  # rows that share their positions: a kernel reads by the row
+                residual = residual.expand_as(x)
             return kernel.dropout_add_norm(x, bias, residual, norm.weight, norm.bias, norm.eps, p, computed_in(x))
     x = x if bias is None else x + bias
     dropped = x if dropout is None else dropout(x)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A run folder (also a fine-tuned task's), a checkpoint folder, or a hub name.")],
+    output: Annotated[Path, typer.Option(help="New folder for the model.")],
+    remote_code: Annotated[
+        bool, typer.Option("--remote-code", help="Add the code, for people without this package (trust_remote_code=True).")
+    ] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx, compared with torch in onnxruntime.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Refinement steps of the ONNX graph, if not as trained.")] = None,
+    license: Annotated[
+        str | None, typer.Option(help="Licence of the weights, for the model card (mit, cc-by-sa-4.0 …).")
+    ] = None,
+    push_to: Annotated[
+        str | None, typer.Option(help="Then publish: owner/name on the hub (private), or a path that begins with / or ./")
+    ] = None,
+) -> None:
+    """A folder that transformers loads, with a model card written from the run's own files.
+
+    Example: pnn export runs/quickstart/pnn --output exported/pnn --remote-code
+    """
+    from pnn.export.run import export_run
+
+    result = export_run(run, output, remote_code=remote_code, with_onnx=onnx, steps=steps, licence=license, push_to=push_to)
+    if "onnx_difference" in result:
+        print(f"model.onnx differs from torch by at most {result['onnx_difference']:.1e}")
+    print(result["output"])
+    if "pushed_to" in result:
+        print(result["pushed_to"])

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnn.cli import app
+
+
+@app.command()
+def finetune(
+    model: Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")],
+    task: Annotated[str, typer.Option(help="A task (cola, mrpc, boolq …), several with commas, or glue, superglue, all.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the official files (CoLA/train.tsv …); without it they come from the hub.")
+    ] = None,
+    learning_rates: Annotated[
+        str, typer.Option(help="Several with commas: the best on dev, at the first seed, is taken.")
+    ] = "3e-5",
+    epochs: Annotated[int, typer.Option(help="The best on dev is kept.", min=1)] = 3,
+    batch_size: Annotated[int, typer.Option(help="Examples of an update.", min=1)] = 32,
+    seeds: Annotated[int, typer.Option(help="How often to fine-tune: seeds 0, 1, …", min=1)] = 1,
+    steps: Annotated[int | None, typer.Option(help="Refinement steps of a PNN, if not as pretrained.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many examples of each set.", min=1)] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Run folder (default: runs/ and the model's name with -finetuned).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Fine-tune on GLUE and SuperGLUE, with official metrics, baselines, and predictions in the form that the benchmarks take.
+
+    Example: pnn finetune runs/pnn_wikitext103 --task cola --data glue --learning-rates 2e-5,3e-5,5e-5 --seeds 3
+
+    Tasks: cola sst2 mrpc stsb qqp mnli qnli rte wnli (GLUE), boolq cb copa wic wsc superglue_rte multirc (SuperGLUE)
+    """
+    from pnn.cli.tables import print_finetuning
+    from pnn.finetuning.run import Settings, parse_rates
+    from pnn.finetuning.run import finetune as run
+
+    settings = Settings(parse_rates(learning_rates), epochs, batch_size, seeds, steps, limit)
+    folder = output or Path("runs") / f"{Path(model).name}-finetuned"
+    result = run(model, task, data, folder, settings)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_finetuning(result)
+        print(folder / "results.json")

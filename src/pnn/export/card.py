@@ -1,0 +1,258 @@
+"""The model card: what the model is, how it came about and how well it does, from the run's own files.
+
+It says only what these files say. What they leave open (who may use the weights, which languages) is left open, or said to be
+unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import pnn
+from pnn.config import RunConfig
+from pnn.export.loading import Exported
+from pnn.plasticity.heads import heads, original_counts
+from pnn.runs import read_config, read_json
+
+WHAT = {
+    "pnn": "A Plastic Neural Network: one gated refiner is applied to every token's state again and again, {steps} times.",
+    "pnn_bert_baseline": "The BERT baseline of the Plastic Neural Networks paper: {layers} distinct post-norm layers.",
+    "ddl": "A Deep Delta Learning decoder of {layers} layers (residual: {residual}, value channels: {channels}).",
+}
+PIPELINES = {
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForSequenceClassification": "text-classification",
+}
+OURS = ("pnn", "pnn_bert_baseline", "ddl", "pnn_plastic")
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def between(interval: list[float]) -> str:
+    return f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}"
+
+
+def model_card(exported: Exported, *, remote_code: bool, onnx_steps: int | None, licence: str | None) -> str:
+    head: dict[str, Any] = {
+        "library_name": "transformers",
+        "tags": ["plastic-neural-networks", exported.model.config.model_type],
+    }
+    if exported.auto in PIPELINES:
+        head["pipeline_tag"] = PIPELINES[exported.auto]
+    if licence is not None:
+        head["license"] = licence
+    known = Known(exported)
+    sections = [
+        f"# {exported.name}\n\n{known.what()}",
+        f"## Use\n\n{known.use(remote_code, onnx_steps)}",
+        f"## Model\n\n{known.table()}",
+        f"## Data\n\n{known.data()}",
+        f"## Training\n\n{known.training()}",
+        f"## Results\n\n{known.results()}",
+        "## Limits\n\n" + "\n".join(f"- {limit}" for limit in known.limits()),
+        f"## Licence\n\n{known.licence(licence, remote_code)}",
+    ]
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n\n".join(sections) + "\n"
+
+
+class Known:
+    """What the run's files say."""
+
+    def __init__(self, exported: Exported):
+        self.exported, self.config = exported, exported.model.config
+        run = exported.run
+        stored = Path(exported.checkpoint) / "config.json"  # a reorganised model has its own type there, and nowhere else
+        self.stored_type = read_json(stored).get("model_type") if stored.exists() else None
+        self.run: RunConfig | None = read_config(run) if run is not None and (run / "config.yaml").exists() else None
+        self.evaluation = self._read("evaluation.json")
+        self.tuned = self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
+        self.environment = self._read("environment.json")
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        run = self.exported.run
+        return read_json(run / name) if run is not None and (run / name).exists() else None
+
+    @property
+    def is_reorganised(self) -> bool:
+        return "pnn_plastic" in {self.config.model_type, self.stored_type}
+
+    def what(self) -> str:
+        config = self.config
+        if config.model_type not in WHAT:
+            return f"A {type(self.exported.model).__name__}."
+        text = WHAT[config.model_type].format(
+            steps=getattr(config, "num_steps", None),
+            layers=getattr(config, "num_hidden_layers", None),
+            residual=getattr(config, "residual", None),
+            channels=getattr(config, "value_channels", None),
+        )
+        if self.tuned is not None:
+            text += f" Fine-tuned on {self.tuned['task']} ({self.tuned['benchmark']})."
+        return text
+
+    def use(self, remote_code: bool, onnx_steps: int | None) -> str:
+        auto = self.exported.auto
+        lines = ["```python", f"from transformers import {auto}, AutoTokenizer", ""]
+        if remote_code:
+            lines.append(f'model = {auto}.from_pretrained("FOLDER", trust_remote_code=True)')
+        else:
+            if self.config.model_type in OURS:
+                lines.insert(1, "import pnn  # pip install plastic-neural-networks")
+            lines.append(f'model = {auto}.from_pretrained("FOLDER")')
+        lines += ['tokenizer = AutoTokenizer.from_pretrained("FOLDER")', "```"]
+        if onnx_steps is not None:
+            steps = f"with {onnx_steps} refinement steps" if self.config.model_type == "pnn" else "of the whole model"
+            lines += ["", f"`model.onnx` is the graph {steps}: inputs `input_ids` and `attention_mask`, output `logits`."]
+        return "\n".join(lines)
+
+    def table(self) -> str:
+        config = self.config
+        rows = {"parameters": f"{sum(p.numel() for p in self.exported.model.parameters()):,}"}
+        names = {
+            "hidden_size": "width",
+            "num_attention_heads": "heads",
+            "intermediate_size": "width of the feed-forward part",
+            "num_steps": "refinement steps",
+            "num_hidden_layers": "layers",
+            "vocab_size": "vocabulary",
+            "max_position_embeddings": "longest input, tokens",
+        }
+        rows |= {label: f"{getattr(config, key):,}" for key, label in names.items() if getattr(config, key, None) is not None}
+        if self.is_reorganised:  # the config's number is the original's
+            model = self.exported.model
+            rows["heads"] = f"{len(heads(model))} of {sum(original_counts(model))} (pruned or grown, layer by layer)"
+        if self.exported.auto == "AutoModelForSequenceClassification":
+            rows["labels"] = ", ".join(str(label) for label in config.id2label.values())
+        return "| | |\n|---|---|\n" + "\n".join(f"| {label} | {value} |" for label, value in rows.items())
+
+    def data(self) -> str:
+        if self.tuned is not None:
+            data = self.tuned["data"]
+            counts = ", ".join(f"{count:,} {name}" for name, count in data["examples"].items())
+            cut = sum(data["truncated"].values())
+            return (
+                f"{self.tuned['task']} of {self.tuned['benchmark']}, {data['source']}: {counts}. {cut:,} texts were longer "
+                f"than {self.tuned['settings']['max_length']} tokens and cut. "
+                "On what the encoder was pretrained, this run does not say."
+            )
+        if self.run is not None:
+            data_config = self.run.data
+            text = f"Trained on `{_public(data_config.train)}`, tokenizer `{_public(data_config.tokenizer)}`, at most "
+            text += f"{data_config.max_length:,} tokens a sequence, layout {data_config.layout}, filter {data_config.filter}."
+            if self.evaluation is not None and "source" in self.evaluation:
+                text += f" Measured on held-out text of `{self.evaluation['source']}`."
+            return text
+        return "Not known: this checkpoint came without the folder of its run."
+
+    def training(self) -> str:
+        parts = []
+        if self.tuned is not None:
+            settings = self.tuned["settings"]
+            parts.append(
+                f"AdamW at a learning rate of {self.tuned['learning_rate']:g} (chosen on dev among "
+                f"{len(self.tuned['learning_rates_tried'])}), batches of {settings['batch_size']}, {settings['epochs']} epochs "
+                f"of which the best on dev is kept, {len(self.tuned['seeds'])} seed(s); these are the weights of seed "
+                f"{self.tuned['checkpoint']['seed']}, epoch {self.tuned['checkpoint']['epoch']}."
+            )
+        elif self.run is not None:
+            training = self.run.training
+            length = f"{training.max_steps:,} updates" if training.max_steps else f"{training.epochs:g} epochs"
+            parts.append(
+                f"{length} of {training.effective_batch_size:,} sequences, AdamW at a learning rate of "
+                f"{training.learning_rate:g} after {training.warmup_steps:,} updates of warm-up, weight decay "
+                f"{training.weight_decay:g}, seed {training.seed}."
+            )
+        else:
+            return "Not known."
+        if self.environment is not None:
+            hardware, versions = self.environment["hardware"], self.environment["versions"]
+            device = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['threads']} thread(s)"
+            parts.append(f"Hardware: {device}. torch {versions['torch']}, transformers {versions['transformers']}.")
+            if self.environment.get("git"):
+                parts.append(f"Code: commit `{self.environment['git']['commit'][:12]}`.")
+        return " ".join(parts)
+
+    def results(self) -> str:
+        if self.tuned is not None:
+            return self._tuned_results()
+        if self.evaluation is None:
+            return "Not measured by this run."
+        sets = {"validation": self.evaluation} if "accuracy" in self.evaluation else {}
+        sets |= self.evaluation.get("sets", {})
+        lines = []
+        if any("perplexity" in one for one in sets.values()):
+            lines += ["| text | loss | 95 % interval | perplexity by token | bits a byte |", "|---|---|---|---|---|"]
+            for name, one in sets.items():
+                low, high = one["loss_interval"]
+                cells = (_public(name), f"{one['loss']:.4f}", f"{low:.4f}–{high:.4f}", f"{one['perplexity']:.2f}")
+                lines.append(f"| {' | '.join(cells)} | {one['bits_per_byte']:.3f} |")
+        else:
+            lines += ["Masked tokens that are predicted right:", "", "| text | accuracy | 95 % interval |", "|---|---|---|"]
+            for name, one in sets.items():
+                lines.append(f"| {_public(name)} | {percent(one['accuracy'])} | {between(one['accuracy_interval'])} |")
+            if self.config.model_type == "pnn" and "validation" in sets:
+                steps = " → ".join(f"{100 * value:.1f}" for value in self.evaluation["accuracy_by_step"])
+                lines += ["", f"After each refinement step, from 0: {steps}."]
+        return "\n".join(lines)
+
+    def _tuned_results(self) -> str:
+        assert self.tuned is not None
+        baselines = self.tuned["baselines"]
+        lines = ["| on the dev set | value | majority class | bag of words |", "|---|---|---|---|"]
+        for name, value in self.tuned["metrics"].items():
+            others = (baselines[which][name] for which in ("majority", "bag_of_words"))
+            lines.append(f"| {name} | {percent(value)} | {' | '.join(percent(other) for other in others)} |")
+        interval = between(self.tuned["score_interval"])
+        text = f"Mean of {len(self.tuned['seeds'])} seed(s). {self.tuned['score_is'].removeprefix('dev ')}: "
+        text += f"{percent(self.tuned['score'])}, 95 % interval over dev examples {interval}"
+        if self.tuned["score_std"] is not None:
+            text += f", standard deviation between seeds {100 * self.tuned['score_std']:.1f} points"
+        lines += ["", text + "."]
+        if "score_by_step" in self.tuned:
+            steps = " → ".join(f"{100 * value:.1f}" for value in self.tuned["score_by_step"])
+            lines += ["", f"Read after each refinement step, from 0: {steps}."]
+        return "\n".join(lines)
+
+    def limits(self) -> list[str]:
+        found = []
+        longest = getattr(self.config, "max_position_embeddings", None)
+        if longest is not None:
+            found.append(f"Texts of more than {longest:,} tokens have to be cut.")
+        if self.tuned is not None:
+            found.append("Dev chose the epoch and the learning rate: on other examples expect a little less.")
+            if len(self.tuned["seeds"]) < 3:
+                found.append(f"{len(self.tuned['seeds'])} seed(s): the spread between seeds is not known.")
+            low, high = self.tuned["score_interval"]
+            for which in ("majority", "bag_of_words"):
+                baseline = self.tuned["baselines"][which]["score"]
+                if low <= baseline:
+                    what = "not better than" if high < baseline else "not shown to be better than"
+                    found.append(f"It is {what} the baseline {which.replace('_', ' ')} ({percent(baseline)}).")
+            unknown = self.tuned["data"]["unknown_tokens"]
+            if unknown > 0:
+                found.append(f"{percent(unknown)} of the training set's tokens are not in its vocabulary.")
+        elif self.evaluation is not None:
+            found.append("One seed: intervals speak of the text that was measured, not of the spread between seeds.")
+        else:
+            found.append("How well it does is not known.")
+        found.append("Bias, toxicity and factual truth of its predictions were not studied.")
+        return found
+
+    def licence(self, licence: str | None, remote_code: bool) -> str:
+        weights = (
+            f"The weights are published under `{licence}`."
+            if licence is not None
+            else "The run does not say under which licence its weights are published; the training text has terms of its own."
+        )
+        code = f" The code beside them is of plastic-neural-networks {pnn.__version__}, MIT." if remote_code else ""
+        return weights + code
+
+
+def _public(name: str) -> str:
+    """Of a path on somebody's machine, the file's name."""
+    return Path(name).name if name.startswith(("/", "~", ".")) else name

@@ -1,0 +1,61 @@
+"""Export a RUN: a folder with model, tokenizer and card; remote code, ONNX and publishing on request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+from pnn.errors import UserError
+from pnn.export import hub, onnx
+from pnn.export.card import model_card
+from pnn.export.loading import open_for_export
+from pnn.export.remote_code import check_ours, write_remote_code
+from pnn.files import new_folder, write_text
+
+
+def export_run(
+    run: str,
+    output: Path,
+    *,
+    remote_code: bool = False,
+    with_onnx: bool = False,
+    steps: int | None = None,
+    licence: str | None = None,
+    push_to: str | None = None,
+) -> dict[str, Any]:
+    """The folder appears whole or not at all."""
+    if output.exists():
+        raise UserError(f"{output} exists already: choose another --output")
+    if push_to is not None:
+        hub.check_target(push_to)
+    if with_onnx:
+        onnx.check_installed()
+    elif steps is not None:
+        raise UserError(f"--steps {steps} is for --onnx, whose graph has a fixed number of them")
+    exported = open_for_export(run)
+    kind = exported.model.config.model_type
+    if steps is not None and (kind != "pnn" or steps < 1):
+        raise UserError(f"--steps {steps}: " + ("at least one is needed" if kind == "pnn" else f"a {kind} model has none"))
+    if remote_code:
+        check_ours(exported.model)
+    result: dict[str, Any] = {"output": str(output), "model": exported.name, "auto_class": exported.auto}
+    graph_steps = getattr(exported.model.config, "num_steps", 0) if steps is None else steps
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with new_folder(output) as partial:
+            exported.model.save_pretrained(partial)
+            exported.tokenizer.save_pretrained(partial)
+            if remote_code:
+                write_remote_code(partial, exported.model)
+            if with_onnx:
+                result["onnx_difference"] = onnx.write_onnx(partial / "model.onnx", exported.model, steps)
+            card = model_card(exported, remote_code=remote_code, onnx_steps=graph_steps if with_onnx else None, licence=licence)
+            write_text(partial / "README.md", card)
+    finally:
+        logging.set_verbosity(verbosity)
+    if push_to is not None:
+        result["pushed_to"] = hub.push(output, push_to)
+    return result

@@ -1,0 +1,46 @@
+"""Checkpoints of every architecture and head, tiny, with weights at random."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pnn.data.tokenizers import trained_on
+from pnn.models import (
+    BertBaselineConfig,
+    BertBaselineForMaskedLM,
+    BertBaselineForMultipleChoice,
+    DDLConfig,
+    DDLForCausalLM,
+    PNNConfig,
+    PNNForMaskedLM,
+    PNNForSequenceClassification,
+)
+
+SIZE = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": 40}
+WIDE = SIZE | {"initializer_range": 0.2}  # so that logits differ between tokens
+DDL = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 40}
+MODELS = {
+    "pnn": lambda: PNNForMaskedLM(PNNConfig(**WIDE, zero_init=False)),
+    "pnn_delta": lambda: PNNForMaskedLM(
+        PNNConfig(**WIDE, update="delta", schedule=[0, 1, 0], head_transform=True, zero_init=False)
+    ),
+    "pnn_classifier": lambda: PNNForSequenceClassification(PNNConfig(**WIDE, zero_init=False, num_labels=3)),
+    "bert": lambda: BertBaselineForMaskedLM(BertBaselineConfig(**WIDE, num_hidden_layers=2, tie_word_embeddings=True)),
+    "bert_choice": lambda: BertBaselineForMultipleChoice(BertBaselineConfig(**WIDE, num_hidden_layers=2)),
+    "ddl": lambda: DDLForCausalLM(DDLConfig(**DDL)),
+    "ddl_token": lambda: DDLForCausalLM(DDLConfig(**DDL, compressor="token", reading="paper")),
+    "ddl_additive": lambda: DDLForCausalLM(DDLConfig(**DDL, residual="additive", value_channels=1)),
+}
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    tokenizer = trained_on(["the red fox sat on the old mat and the hen slept"] * 20, vocab_size=60, max_length=40)
+    torch.manual_seed(0)
+    folders = {}
+    for name, make in MODELS.items():
+        folders[name] = tmp_path_factory.mktemp("checkpoints") / name
+        make().save_pretrained(folders[name])
+        tokenizer.save_pretrained(folders[name])
+    return folders

@@ -1,0 +1,121 @@
+"""The card says what the run's files say, and no more."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from pnn.export.card import model_card
+from pnn.export.loading import open_for_export
+
+
+def card(run, remote_code=False, onnx_steps=None, licence=None) -> str:
+    return model_card(open_for_export(str(run)), remote_code=remote_code, onnx_steps=onnx_steps, licence=licence)
+
+
+def head(text) -> dict:
+    return yaml.safe_load(text.split("---\n")[1])
+
+
+@pytest.fixture
+def run(trained_run, tmp_path):
+    shutil.copytree(trained_run, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def test_a_pretrained_models_card(run):
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    text = card(run, licence="cc-by-sa-4.0")
+    assert head(text)["license"] == "cc-by-sa-4.0"
+    assert head(text)["pipeline_tag"] == "fill-mask"
+    assert f"| validation | {100 * evaluation['accuracy']:.1f} % |" in text
+    low, high = evaluation["accuracy_interval"]
+    assert f"{100 * low:.1f}–{100 * high:.1f}" in text
+    assert f"{evaluation['parameters']:,}" in text
+    for known in ("Trained on `synthetic`", "20 updates of 16 sequences", "learning rate of 0.002", "seed 0", "One seed"):
+        assert known in text
+    # what the files say is where it comes from
+    evaluation["accuracy"] = 0.12345
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    assert "| validation | 12.3 % |" in card(run)
+
+
+def test_what_is_not_known_is_not_said(run, checkpoints, trained_run):
+    text = card(checkpoints["ddl"])
+    assert "license" not in head(text)
+    for unknown in (
+        "Not known: this checkpoint came without",
+        "## Training\n\nNot known.",
+        "Not measured",
+        "does not say under",
+    ):
+        assert unknown in text
+    assert "seed" not in text
+    (run / "evaluation.json").unlink()
+    text = card(run)
+    assert "Not measured by this run." in text
+    assert "How well it does is not known." in text
+    # paths of somebody's machine are nobody's business
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["train"] = "/home/somebody/secret/text.txt"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "Trained on `text.txt`" in card(run)
+    assert "somebody" not in card(run)
+    assert str(trained_run.parent) not in card(run)
+
+
+def test_how_to_load_it_follows_from_the_export(checkpoints):
+    assert "trust_remote_code=True" in card(checkpoints["pnn"], remote_code=True)
+    plain = card(checkpoints["pnn"])
+    assert "import pnn" in plain
+    assert "trust_remote_code" not in plain
+    assert "with 7 refinement steps" in card(checkpoints["pnn"], onnx_steps=7)
+    assert "AutoModelForMultipleChoice.from_pretrained" in card(checkpoints["bert_choice"])
+
+
+def test_a_fine_tuned_models_card(checkpoints, tmp_path):
+    """From a result that the fine-tuning's own tests make for real; here with numbers chosen to be told apart."""
+    run = tmp_path / "run" / "cola"
+    shutil.copytree(checkpoints["pnn_classifier"], run / "checkpoints" / "best")
+    result = {
+        "task": "cola",
+        "benchmark": "GLUE",
+        "score": 0.21,
+        "score_is": "dev matthews",
+        "score_interval": [0.15, 0.27],
+        "score_std": 0.013,
+        "score_by_step": [0.0, 0.1, 0.21],
+        "metrics": {"matthews": 0.21},
+        "baselines": {"majority": {"matthews": 0.0, "score": 0.0}, "bag_of_words": {"matthews": 0.16, "score": 0.16}},
+        "learning_rate": 3e-5,
+        "learning_rates_tried": [{}, {}],
+        "seeds": [{}, {}, {}],
+        "checkpoint": {"seed": 2, "epoch": 1},
+        "settings": {"epochs": 3, "batch_size": 32, "max_length": 40},
+        "data": {
+            "source": "local files",
+            "examples": {"train": 8551, "dev": 1043},
+            "truncated": {"train": 3, "dev": 1},
+            "unknown_tokens": 0.031,
+        },
+    }
+    (run / "result.json").write_text(json.dumps(result))
+    (run / "finetune.json").write_text(json.dumps({"model": "small"}))
+    text = card(run)
+    assert text.split("---\n")[2].strip().startswith("# small-cola")
+    for known in (
+        "Fine-tuned on cola (GLUE)",
+        "| matthews | 21.0 % | 0.0 % | 16.0 % |",
+        "95 % interval over dev examples 15.0–27.0",
+        "standard deviation between seeds 1.3 points",
+        "8,551 train, 1,043 dev",
+        "4 texts were longer than 40",
+        "learning rate of 3e-05 (chosen on dev among 2)",
+        "seed 2, epoch 1",
+        "0.0 → 10.0 → 21.0",
+        "3.1 % of the training set's tokens",
+        "It is not shown to be better than the baseline bag of words (16.0 %)",
+    ):
+        assert known in text, known
+    assert "baseline majority" not in text  # that it does beat

@@ -1,0 +1,77 @@
+"""The ONNX graph computes what torch computes, for other batches and lengths than it was traced with."""
+
+import builtins
+
+import pytest
+import torch
+
+from pnn.export import onnx as ours
+from pnn.export.loading import open_for_export
+from pnn.export.run import export_run
+
+
+def test_without_the_packages(pnn_command, checkpoints, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def no_onnx(name, *rest, **more):
+        if name.startswith("onnx"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", no_onnx)
+    code, _, err = pnn_command("export", checkpoints["pnn"], "--output", tmp_path / "out", "--onnx")
+    assert code == 2
+    assert "pip install 'plastic-neural-networks[onnx]'" in err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+class TestGraph:
+    @pytest.fixture(autouse=True)
+    def _needs(self):
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(package, reason=f"{package} is not installed (pip install -e '.[dev]')")
+
+    def run(self, path, ids, mask):
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return torch.from_numpy(session.run(["logits"], {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0])
+
+    @pytest.mark.parametrize(
+        "name", ["pnn", "pnn_delta", "pnn_classifier", "bert", "bert_choice", "ddl", "ddl_token", "ddl_additive"]
+    )
+    def test_logits_match(self, name, checkpoints, tmp_path):
+        result = export_run(str(checkpoints[name]), tmp_path / "out", with_onnx=True)
+        assert result["onnx_difference"] <= 1e-4
+        assert b"site-packages" not in (tmp_path / "out" / "model.onnx").read_bytes()  # nothing about this machine
+        model = open_for_export(str(checkpoints[name])).model
+        shape = (4, 2, 9) if name == "bert_choice" else (4, 9)
+        ids = torch.randint(0, 60, shape, generator=torch.Generator().manual_seed(5))
+        mask = torch.ones_like(ids)
+        mask[1, ..., 6:] = 0
+        with torch.no_grad():
+            expected = model(input_ids=ids, attention_mask=mask).logits
+        found = self.run(tmp_path / "out" / "model.onnx", ids, mask)
+        assert found.shape == expected.shape
+        if expected.dim() == 3:
+            expected, found = expected[mask.bool()], found[mask.bool()]
+        assert (found - expected).abs().max() <= 1e-4
+        assert expected.std() > 1e-3
+
+    def test_the_number_of_steps_is_fixed(self, checkpoints, tmp_path):
+        export_run(str(checkpoints["pnn"]), tmp_path / "out", with_onnx=True, steps=2)
+        ids = torch.arange(5, 25).view(2, 10)
+        mask = torch.ones_like(ids)
+        model = open_for_export(str(checkpoints["pnn"])).model
+        found = self.run(tmp_path / "out" / "model.onnx", ids, mask)
+        with torch.no_grad():
+            assert (found - model(ids, attention_mask=mask, num_steps=2).logits).abs().max() <= 1e-4
+            assert (found - model(ids, attention_mask=mask).logits).abs().max() > 1e-3
+        assert "with 2 refinement steps" in (tmp_path / "out" / "README.md").read_text()
+
+    def test_a_graph_that_differs_is_not_kept(self, checkpoints, tmp_path, monkeypatch):
+        monkeypatch.setattr(ours, "TOLERANCE", -1.0)
+        with pytest.raises(RuntimeError, match="differs from torch"):
+            export_run(str(checkpoints["pnn"]), tmp_path / "out", with_onnx=True)
+        assert not (tmp_path / "out").exists()
