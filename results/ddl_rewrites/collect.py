@@ -47,9 +47,14 @@ def copy_in(runs: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         data = read_config(run).data
         where = str(Path(data.tokenizer).parent.parent)
-        for name in ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json"):
-            text = (run / name).read_text(encoding="utf-8").replace(where, "DATA").replace(data.prepared, "prepared")
-            write_text(folder / name, text)
+        for name in ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json", "analysis/rewrites.json"):
+            if (run / name).exists():  # few runs are analysed
+                text = (run / name).read_text(encoding="utf-8").replace(where, "DATA").replace(data.prepared, "prepared")
+                write_text(folder / Path(name).name, text)
+        picture = run / "figures" / "rewrites.png"
+        if picture.exists():
+            (HERE / "figures").mkdir(exist_ok=True)
+            (HERE / "figures" / f"rewrites-{run.name}.png").write_bytes(picture.read_bytes())
 
 
 def interval(values: list[float]) -> dict[str, Any]:
