@@ -1,0 +1,113 @@
+"""From pretrained and fine-tuned runs to measured/, result.json and the table of README.md.
+
+python results/glue/collect.py [RUNS]      # RUNS: folders MODEL (pretrained), MODEL-glue, MODEL-superglue to copy in
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pnn.files import write_json, write_text
+from pnn.runs import read_config, read_json
+
+HERE = Path(__file__).parent
+MEASURED = HERE / "measured"
+MODELS = {"pnn": "PNN", "pnn_tied": "PNN, tied head", "bert": "BERT, 12 layers"}
+
+
+def copy_in(runs: Path) -> None:
+    for model in MODELS:
+        run = runs / model
+        if not (run / "evaluation.json").exists():
+            continue
+        data = str(Path(read_config(run).data.tokenizer).parent)
+        paths = [run / name for name in ("config.yaml", "environment.json", "evaluation.json")]
+        for benchmark in ("glue", "superglue"):
+            tuned = runs / f"{model}-{benchmark}"
+            paths += [tuned / "results.json", *sorted(tuned.glob("*/result.json")), *sorted(tuned.glob("*/environment.json"))]
+        for path in paths:
+            if path.exists():
+                target = MEASURED / path.relative_to(runs)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                text = path.read_text(encoding="utf-8")
+                write_text(target, text.replace(data, "DATA").replace(str(runs), "RUNS"))
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """Every task's result by model. RTE is in both benchmarks with one training set: it counts once, as GLUE's."""
+    found: dict[str, dict[str, Any]] = {}
+    for model in MODELS:
+        for benchmark in ("glue", "superglue"):
+            for path in sorted((MEASURED / f"{model}-{benchmark}").glob("*/result.json")):
+                if path.parent.name != "superglue_rte":
+                    found.setdefault(path.parent.name, {})[model] = read_json(path)
+    return found
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    models = [model for model in MODELS if any(model in by_model for by_model in found.values())]
+    lines = ["| task | metric | examples | majority | bag of words | " + " | ".join(MODELS[model] for model in models) + " |"]
+    lines.append("|---" * (5 + len(models)) + "|")
+    for task, by_model in found.items():
+        one = next(iter(by_model.values()))
+        cells = [_cell(by_model.get(model)) for model in models]
+        examples, baselines = one["data"]["examples"]["train"], one["baselines"]
+        known = [f"{100 * baselines[name]['score']:.1f}" for name in ("majority", "bag_of_words")]
+        metric = one["score_is"].removeprefix("dev ").removeprefix("mean of ")
+        lines.append(f"| {task} | {metric} | {examples:,} | {' | '.join(known)} | {' | '.join(cells)} |")
+    whole = [task for task, by_model in found.items() if all(model in by_model for model in models)]
+    if whole:
+        means = [sum(found[task][model]["score"] for task in whole) / len(whole) for model in models]
+        names = ("majority", "bag_of_words")
+        firsts = [next(iter(found[task].values()))["baselines"] for task in whole]
+        known = [sum(one[name]["score"] for one in firsts) / len(whole) for name in names]
+        row = " | ".join(f"{100 * value:.1f}" for value in (*known, *means))
+        lines.append(f"| **mean of {len(whole)}** | | | {row} |")
+    return "\n".join(lines)
+
+
+def _cell(one: dict[str, Any] | None) -> str:
+    if one is None:
+        return ""
+    low, high = one["score_interval"]
+    seeds = "" if one["score_std"] is None else f" ± {100 * one['score_std']:.1f}"
+    return f"{100 * one['score']:.1f}{seeds} ({100 * low:.1f}–{100 * high:.1f})"
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        copy_in(Path(sys.argv[1]).resolve())
+    found = results()
+    pretrained = {
+        model: {key: read_json(MEASURED / model / "evaluation.json")[key] for key in ("accuracy", "loss", "parameters")}
+        for model in MODELS
+        if (MEASURED / model / "evaluation.json").exists()
+    }
+    write_json(
+        HERE / "result.json",
+        {
+            "question": "What is an encoder that refines worth downstream, beside BERT at equal tokens?",
+            "protocol": "pretrained on the same lines in the same order; dev sets; best of the epochs; learning rate chosen "
+            "on dev with the first seed; mean over seeds",
+            "pretrained": pretrained,
+            "metrics": {
+                task: {
+                    model: {key: one[key] for key in ("score", "score_interval", "score_std", "learning_rate")}
+                    for model, one in by_model.items()
+                }
+                for task, by_model in found.items()
+            },
+            "command": "results/glue/run.sh DATA RUNS; python results/glue/collect.py RUNS",
+        },
+    )
+    readme = HERE / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition("<!-- table -->")
+    _, _, after = rest.partition("<!-- /table -->")
+    write_text(readme, f"{before}<!-- table -->\n{table(found)}\n<!-- /table -->{after}")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
