@@ -87,9 +87,7 @@ def test_states_that_were_not_kept_are_made_again():
             torch.randn(ROWS * LENGTH, 4, device=DEVICE),
             torch.rand(ROWS * LENGTH, device=DEVICE),
         )
-        reader = rewriting.Reader(
-            torch.ones(4, 8, device=DEVICE), torch.ones(8, device=DEVICE), *[None] * 4, 1e-5, False
-        )
+        reader = rewriting.Reader(torch.ones(4, 8, device=DEVICE), torch.ones(8, device=DEVICE), *[None] * 4, 1e-5, False)
         new_state, _, _, sums = rewriting._run_forward(state, write, reader, True, LENGTH)
         tape.add(state, write, sums)
         states.append(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from rich import box
@@ -12,6 +13,16 @@ from rich.text import Text
 from pnn.evaluation.compare import points
 from pnn.evaluation.fill import Filled, Prediction
 from pnn.figures.numbers import short_count
+
+FILE_COLUMNS = 160
+
+
+def show(*what: Any) -> None:
+    """On a terminal as wide as that; into a file or a pipe, where nobody can widen anything, as wide as it needs."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = max(console.width, FILE_COLUMNS)
+    console.print(*what)
 
 
 def percent(value: float) -> str:
@@ -46,7 +57,7 @@ def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
         cells = [percent(value) for value in steps] + [""] * (width - len(steps))
         ceiling = percent(one["ceiling"]) if "ceiling" in one else ""
         table.add_row(label, *cells, percent(one["accuracy"]), f"{percent(low)}–{percent(high)}", ceiling)
-    Console().print(table)
+    show(table)
 
 
 def first_set(result: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +86,7 @@ def print_perplexity(results: dict[str, dict[str, Any]]) -> None:
                 f"{one['bits_per_byte']:.3f}",
                 percent(one["accuracy"]),
             )
-    Console().print(table)
+    show(table)
 
 
 def print_tasks(result: dict[str, Any]) -> None:
@@ -96,7 +107,7 @@ def print_tasks(result: dict[str, Any]) -> None:
         table.add_row(name, row["metric"], f"{row['documents']:,}", *(cell(one["tasks"][name]) for one in by_shots))
     table.add_section()
     table.add_row("average", "", "", *(cell(one["average"]) for one in by_shots))
-    Console().print(table)
+    show(table)
     for one in by_shots:
         print(one["protocol"])
 
@@ -123,7 +134,7 @@ def print_comparison(result: dict[str, Any]) -> None:
             f"{run['loss']:.3f}",
             *apart,
         )
-    Console().print(table)
+    show(table)
     for row in rows:
         print(row["sentence"])
     several = f"{len(rows)} differences at once: all intervals are right together in 95 % of cases"
@@ -158,7 +169,7 @@ def print_filled(filled: Filled, unit: str) -> None:
     table.add_section()
     for rank, row in enumerate(zip(*filled["predictions"], strict=True), 1):
         add_row(f"best {rank}", list(row), [False] * len(row))
-    Console().print(Text(filled["text"]), table)
+    show(Text(filled["text"]), table)
 
 
 def print_benchmark(result: dict[str, Any]) -> None:
@@ -191,7 +202,7 @@ def print_benchmark(result: dict[str, Any]) -> None:
             "" if share is None else percent(share),
             "" if memory is None else f"{memory / 2**30:.1f}",
         )
-    Console().print(table)
+    show(table)
     for name, value in result["ratios"].items():
         print(f"{name:32} {value:.3g}")
     for row in result["rows"]:
@@ -223,7 +234,7 @@ def print_cycle(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
             f"{record['loss']:.4f}",
             f"{record['perplexity']:,.3f}",
         )
-    Console().print(table)
+    show(table)
     lost = (f"{percent(summary[f'fewer_{what}'])} % fewer {what.replace('_', ' ')}" for what in CYCLE_SHARES)
     print(", ".join(lost))
     for row in summary["speed"]:
@@ -248,7 +259,7 @@ def print_head_scores(result: dict[str, Any]) -> None:
     for layer in range(len(result["head_map"])):
         found = {one["head"]: f"{one['score']:.3g}" for one in result["scores"] if one["layer"] == layer}
         table.add_row(str(layer), *(found.get(head, "") for head in range(width)))
-    Console().print(table)
+    show(table)
 
 
 def print_study(result: dict[str, Any]) -> None:
@@ -261,7 +272,7 @@ def print_study(result: dict[str, Any]) -> None:
         table.add_row(name, "", finding["claim"], Text(finding["verdict"], style="bold"))
         for of, one in finding.get("by_pair", finding["by_model"]).items():
             table.add_row("", of, _measured(name, one), one["verdict"])
-    Console().print(table)
+    show(table)
 
 
 def _measured(finding: str, one: dict[str, Any]) -> str:
@@ -312,7 +323,7 @@ def print_finetuning(summary: dict[str, Any]) -> None:
             percent(row["bag_of_words"]),
             f"{row['learning_rate']:g}",
         )
-    Console().print(table)
+    show(table)
     for name, row in summary["tasks"].items():
         if "score_by_step" in row:
             print(f"{name}, read after each refinement step: {' → '.join(percent(value) for value in row['score_by_step'])}")
