@@ -473,7 +473,8 @@ def real(model_of, tokenizer, start_pnn, tmp_path_factory):
     options = ("--rounds", 2, "--learn-steps", 20, "--evaluate-every", 5, "--learning-rate", 0.003)
 
     def start(output: str, *more: str) -> Process:
-        return start_pnn("plasticity", "cycle", "model", "--data", "text.txt", "--output", output, *options, *more)
+        words = ("plasticity", "cycle", "model", "--data", "text.txt", "--output", output, *options, *more)
+        return start_pnn(*words, patches={"pnn.plasticity.measure.SECONDS": 0.0})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -519,8 +520,8 @@ def test_a_cycle_of_a_pretrained_model(pnn_command, tmp_path, monkeypatch):
     if not model.exists():
         pytest.skip("no stories15M beside the repository")
     monkeypatch.chdir(tmp_path)
-    Path("stories.txt").write_text(stories(model, 64, 200))
-    settings = ("--length", 128, "--batch-rows", 4, "--learn-steps", 40, "--evaluate-every", 20)
+    Path("stories.txt").write_text(stories(model, 32, 96))
+    settings = ("--length", 64, "--batch-rows", 4, "--learn-steps", 16, "--evaluate-every", 16)
     code, _, err = pnn_command("plasticity", "cycle", model, "--data", "stories.txt", "--output", "stories", *settings)
     assert code == 0, err
     records = records_of(Path("stories"))

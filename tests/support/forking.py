@@ -6,8 +6,10 @@ This file is also the server: it reads requests as lines of JSON and answers eac
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -69,13 +71,21 @@ class Server:
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return json.loads(self.process.stdout.readline())
 
-    def start(self, *arguments: object, script: Path | None = None, env: Mapping[str, str] | None = None) -> Process:
-        """In the current folder and with the current environment. A script is run in place of the command, with its arguments."""
+    def start(
+        self,
+        *arguments: object,
+        script: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        patches: Mapping[str, object] | None = None,
+    ) -> Process:
+        """In the current folder and with the current environment. A script is run in place of the command, with its arguments;
+        patches are values of module attributes, by name."""
         self.started += 1
         file = self.folder / f"{self.started}.txt"
         pid = self.ask(
             argv=["pnn", *map(str, arguments)],
             script=script and str(script),
+            patches=dict(patches or {}),
             cwd=os.getcwd(),
             env=dict(env or os.environ),
             output=str(file),
@@ -99,6 +109,9 @@ def become(request: dict) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = request["argv"]
+    for name, value in request["patches"].items():
+        module, _, attribute = name.rpartition(".")
+        setattr(importlib.import_module(module), attribute, value)
     if request["script"]:
         runpy.run_path(request["script"], run_name="__main__")
     else:
@@ -122,9 +135,6 @@ def serve() -> None:
 
 
 def import_all() -> None:
-    import importlib
-    import pkgutil
-
     import torch
     import transformers
 
