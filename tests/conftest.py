@@ -86,6 +86,12 @@ def pnn_command(monkeypatch, capsys):
     return call
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made but not drawn, which takes longest. tests/figures draws each of them."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **how: file.write(b"\x89PNG"))
+
+
 @pytest.fixture(scope="session")
 def start_pnn(tmp_path_factory):
     """The command line in a real process: `process = start_pnn("train", "x.yaml")`."""
