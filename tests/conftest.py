@@ -86,6 +86,36 @@ def pnn_command(monkeypatch, capsys):
     return call
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made but not drawn, which takes longest. tests/figures draws each of them."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **how: file.write(b"\x89PNG"))
+
+
+@pytest.fixture(scope="session")
+def start_pnn(tmp_path_factory):
+    """The command line in a real process: `process = start_pnn("train", "x.yaml")`."""
+    from forking import Server
+
+    server = Server(tmp_path_factory.mktemp("output"))
+    yield server.start
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def start_processes(start_pnn):
+    """Several at once that know of each other, as launchers start them: `start_processes(2, "train", "x.yaml")`."""
+    from forking import free_port
+
+    def start(count: int, *arguments, script: Path | None = None):
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)} for rank in range(count)]
+        of_one = [group | rank for rank in ranks] if count > 1 else [{}]
+        return [start_pnn(*arguments, script=script, env={**os.environ, **more}) for more in of_one]
+
+    return start
+
+
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory, prepared_folder) -> Path:
     """A finished tiny run. Copy it before changing anything."""

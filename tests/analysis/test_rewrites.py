@@ -424,7 +424,7 @@ def test_directions_of_tokens_and_of_nobody(pick, expected):
 
 
 def test_a_model_that_only_writes():
-    writing = rewriting.trained("write_only")
+    writing = rewriting.trained("write_only", steps=100)
     found = analysed(writing)
     assert not found["erases"]
     assert found["shortcut"] is None

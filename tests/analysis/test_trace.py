@@ -117,7 +117,7 @@ def test_batches_of_another_size_give_the_same_result(prepared):
 
 
 def test_twice_is_the_same(prepared):
-    model, text = build("published"), text_of(prepared, count=20)
+    model, text = build("published"), text_of(prepared, count=8)
     for analyse in (convergence.analyse_convergence, gates.analyse_gates, analyse_optimisation):
         assert analyse(model, text) == analyse(model, text)
     one, other = ({name: perform(name, Subject(model, text)) for name in EXPERIMENTS} for _ in range(2))
@@ -126,7 +126,7 @@ def test_twice_is_the_same(prepared):
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "bert"])
 def test_every_experiment_is_done_or_says_why_not(prepared, variant):
-    subject = Subject(build(variant), text_of(prepared, count=20))
+    subject = Subject(build(variant), text_of(prepared, count=12))
     for name in EXPERIMENTS:
         result = perform(name, subject)
         gateless = name in ("gate_specificity", "gate_entropy") and variant in ("no gate", "delta", "bert")

@@ -43,6 +43,12 @@ def pair(tiny_config):
     return [tiny_config("pnn", evaluation=SMALL_EVALUATION), tiny_config("bert", model=bert, evaluation=SMALL_EVALUATION)]
 
 
+@pytest.fixture
+def small_product(monkeypatch):
+    """What the machine's rate is measured with, where the rate is not looked at."""
+    monkeypatch.setattr("pnn.bench.timing.CPU_PRODUCT", 64)
+
+
 def rows_by_name(result):
     return {(row["what"], row["name"]): row for row in result["rows"]}
 
@@ -100,7 +106,7 @@ def test_ratios_of_a_gpu_and_never_across_configs():
     assert "pnn_cpu_train_vs_naive" not in found
 
 
-def test_a_row_that_runs_out_of_memory_is_told_and_the_others_still_run(pair, tmp_path, monkeypatch):
+def test_a_row_that_runs_out_of_memory_is_told_and_the_others_still_run(pair, small_product, tmp_path, monkeypatch):
     def forward(module, inputs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.49 GiB.")
 
@@ -121,7 +127,7 @@ def test_a_row_that_runs_out_of_memory_is_told_and_the_others_still_run(pair, tm
     assert "pnn_cpu_train_vs_naive" not in result["ratios"]
 
 
-def test_what_was_timed_is_kept_when_a_later_row_fails(pair, tmp_path, monkeypatch):
+def test_what_was_timed_is_kept_when_a_later_row_fails(pair, small_product, tmp_path, monkeypatch):
     def broken(run, budget):
         raise RuntimeError("a bug")
 
@@ -182,7 +188,7 @@ def test_bad_input_is_one_sentence(pnn_command, tiny_config, tmp_path, arguments
 @pytest.mark.slow
 def test_the_command_in_a_process_of_its_own(pair, tmp_path):
     """The default file name, a table that fits a terminal, and nothing left behind beside the file."""
-    command = ["-m", "pnn", "bench", *map(str, pair), "--what", "train,processes", "--seconds", "0.1"]
+    command = ["-m", "pnn", "bench", str(pair[1]), "--what", "train,processes", "--seconds", "0.1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     done = subprocess.run(
         [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
@@ -203,7 +209,13 @@ def test_the_command_in_a_process_of_its_own(pair, tmp_path):
 
 
 @pytest.mark.slow
-def test_scaling_varies_one_thing_at_a_time_and_draws_it(pnn_command, tiny_config, tmp_path):
+def test_scaling_varies_one_thing_at_a_time_and_draws_it(pnn_command, small_product, tiny_config, tmp_path, monkeypatch):
+    """Its rows of one process and of two are timed in this one: real ones are above."""
+
+    def row(run, budget, count):
+        return training.train_row(run, budget) | {"processes": count}
+
+    monkeypatch.setattr("pnn.bench.scaling.processes_row", row)
     out = tmp_path / "scaling.json"
     code, _, err = pnn_command("bench", tiny_config(), "--what", "scaling", "--seconds", "0.05", "--out", out)
     assert code == 0, err

@@ -39,7 +39,7 @@ def test_an_analysis_leaves_json_and_a_picture(pnn_command, run, name):
 
 
 @pytest.mark.slow
-def test_all_experiments_leave_the_published_files(pnn_command, run):
+def test_all_experiments_leave_the_published_files(pnn_command, undrawn, run):
     code, out, err = pnn_command("evidence", run, "--sequences", 20)
     assert code == 0, err
     results = json.loads((run / "experimental_results.json").read_text())
@@ -52,7 +52,7 @@ def test_all_experiments_leave_the_published_files(pnn_command, run):
     assert "gates" in (run / "report.html").read_text()
 
 
-def test_one_experiment_joins_those_before_it_if_text_and_model_are_the_same(pnn_command, run, tmp_path):
+def test_one_experiment_joins_those_before_it_if_text_and_model_are_the_same(pnn_command, undrawn, run, tmp_path):
     words = ("evidence", run, "--sequences", 20, "--out", tmp_path, "--experiment")
     assert pnn_command(*words, "meg")[0] == 0
     assert pnn_command(*words, "layerwise_activity")[0] == 0
@@ -75,7 +75,7 @@ def test_an_unknown_experiment_is_one_sentence_and_loses_nothing(pnn_command, ru
     assert err.strip() == 'pnn: analyze gate: no such analysis (did you mean "gates"?)'
 
 
-def test_a_model_without_gates(pnn_command, tmp_path, write_config):
+def test_a_model_without_gates(pnn_command, undrawn, tmp_path, write_config):
     other = trained_with(tmp_path, write_config, pnn_command, gate="none")
     code, _, err = pnn_command("analyze", "gates", other)
     assert code == 2
@@ -93,7 +93,7 @@ def test_a_model_without_gates(pnn_command, tmp_path, write_config):
     assert "gate_specificity: the model has no gates" in out
 
 
-def test_a_model_of_one_step(pnn_command, tmp_path, write_config):
+def test_a_model_of_one_step(pnn_command, undrawn, tmp_path, write_config):
     other = trained_with(tmp_path, write_config, pnn_command, num_steps=1)
     for name in ("convergence", "gates", "optimisation"):
         code, _, err = pnn_command("analyze", name, other, "--sequences", 10)
@@ -119,7 +119,7 @@ def test_a_run_without_a_checkpoint_and_a_checkpoint_without_a_run(pnn_command, 
     assert "--data" in err
 
 
-def test_a_baseline_can_be_analysed_as_far_as_it_goes(pnn_command, tmp_path, write_config):
+def test_a_baseline_can_be_analysed_as_far_as_it_goes(pnn_command, undrawn, tmp_path, write_config):
     other = trained_with(tmp_path, write_config, pnn_command, type="bert", num_hidden_layers=2)
     code, _, err = pnn_command("analyze", "convergence", other)
     assert code == 0, err

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_train_then_report_then_look_at_the_data(pnn_command, tiny_config, tmp_path):
+def test_train_then_report_then_look_at_the_data(pnn_command, undrawn, tiny_config, tmp_path):
     run = tmp_path / "run"
     code, out, err = pnn_command("train", tiny_config(), "--output", run, "--max-steps", 6, "--num-steps", 2, "--seed", 3)
     assert code == 0, err
@@ -33,12 +33,17 @@ def test_train_then_report_then_look_at_the_data(pnn_command, tiny_config, tmp_p
     assert "checksums match" in out
 
 
+def little_text(tmp_path: Path) -> list[str]:
+    prepared = f"data.prepared={tmp_path / 'prepared'}"
+    settings = ["data.synthetic_paragraphs=500", "data.validation_sequences=60", prepared]
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 @pytest.mark.slow
-def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_command, tmp_path):
-    """The real command at its real configs, cut to a few updates."""
-    few = ["training.max_steps=12", "data.synthetic_paragraphs=2500", f"data.prepared={tmp_path / 'prepared'}"]
+def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_command, undrawn, tmp_path):
+    """The real command at its real configs, cut to a few updates on little text."""
     folder = tmp_path / "quickstart"
-    command = ["quickstart", "--output", folder, *(word for setting in few for word in ("--set", setting))]
+    command = ["quickstart", "--output", folder, *little_text(tmp_path), "--set", "training.max_steps=12"]
     code, out, err = pnn_command(*command)
     assert code == 0, err
     assert "report.html" in out
@@ -58,8 +63,7 @@ def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_comm
 @pytest.mark.slow
 def test_quickstart_names_the_model_whose_config_is_wrong(pnn_command, tmp_path):
     """The second process fails at once, while the first still trains."""
-    settings = ["model.num_steps=3", "training.max_steps=12", "data.synthetic_paragraphs=2500", f"data.prepared={tmp_path}"]
-    words = [word for setting in settings for word in ("--set", setting)]
+    words = (*little_text(tmp_path), "--set", "model.num_steps=3")
     code, _, err = pnn_command("quickstart", "--output", tmp_path / "quickstart", *words)
     assert code == 2
     assert "training bert failed" in err
@@ -70,8 +74,7 @@ def test_quickstart_names_the_model_whose_config_is_wrong(pnn_command, tmp_path)
 def test_quickstart_leaves_a_folder_with_other_files_alone(pnn_command, tmp_path):
     (tmp_path / "quickstart" / "pnn").mkdir(parents=True)
     (tmp_path / "quickstart" / "pnn" / "somebody's notes.txt").write_text("not a run")
-    few = ["--set", "data.synthetic_paragraphs=2500", "--set", f"data.prepared={tmp_path / 'prepared'}"]
-    code, _, err = pnn_command("quickstart", "--output", tmp_path / "quickstart", *few)
+    code, _, err = pnn_command("quickstart", "--output", tmp_path / "quickstart", *little_text(tmp_path))
     assert code == 2
     assert "already holds" in err
     assert [p.name for p in (tmp_path / "quickstart").iterdir()] == ["pnn"]  # nothing was started

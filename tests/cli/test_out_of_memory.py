@@ -7,8 +7,6 @@ than there is.
 import json
 import os
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import numpy as np
@@ -153,20 +151,16 @@ with memory_for(9 if os.environ["RANK"] == {rank!r} else 1000, PNNForMaskedLM):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_one_process_of_two_does_not_keep_the_other_waiting(pnn_command, tiny_config, tmp_path, rank):
+def test_one_process_of_two_does_not_keep_the_other_waiting(start_processes, pnn_command, tiny_config, tmp_path, rank):
     config, run, script = tiny_config(training={"max_steps": 20, "save_every": 4}), tmp_path / "run", tmp_path / "train.py"
     script.write_text(ONE_OF_TWO.format(folder=os.path.dirname(__file__), rank=rank))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(
-        [sys.executable, *launch, "train", str(config), "--output", str(run)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,  # gloo would wait for half an hour
-    )
-    assert done.returncode != 0
-    assert "pnn: out of memory at step 10" in done.stderr, done.stderr[-3000:]
-    assert "--batch-size 4" in done.stderr
+    processes = start_processes(2, "train", config, "--output", run, script=script)
+    codes = [process.wait(120) for process in processes]  # gloo would wait for half an hour
+    failed = processes[int(rank)]
+    assert codes[int(rank)] == 2, failed.output()
+    assert codes[1 - int(rank)] != 0
+    assert "pnn: out of memory at step 10" in failed.output()
+    assert "--batch-size 4" in failed.output()
     assert (run / "checkpoints" / "last").resolve().name == "step-000008"
     code, _, err = pnn_command("train", config, "--output", run, "--resume")  # one process can go on with it
     assert code == 0, err

@@ -147,11 +147,11 @@ def test_gated_update(dtype, shape):
 
 
 @every_type
-@pytest.mark.parametrize("chunk", [16, 64, 1000])
+@pytest.mark.parametrize("chunk", [16, 32, 1000])
 @pytest.mark.parametrize("vocabulary", [301, 128])
 def test_linear_cross_entropy(dtype, chunk, vocabulary, monkeypatch):
     torch.manual_seed(0)
-    rows, width = 70, 32
+    rows, width = 40, 32
     x, weight, bias = (leaf(*s, dtype=torch.float32) for s in ((rows, width), (vocabulary, width), (vocabulary,)))
     labels = torch.randint(0, vocabulary, (rows,), device=DEVICE)
     labels[::9] = -100
@@ -172,7 +172,7 @@ def test_linear_cross_entropy(dtype, chunk, vocabulary, monkeypatch):
 def test_logits_in_fp8_are_close_and_gradients_are_those_of_the_logits(dtype):
     """8-bit numbers have 3 bits after the first: logits are a few per cent off, and softmax's gradient follows from them."""
     torch.manual_seed(0)
-    rows, width, vocabulary = 64, 32, 256
+    rows, width, vocabulary = 32, 32, 256
     x, weight, bias = (leaf(*s, dtype=torch.float32) for s in ((rows, width), (vocabulary, width), (vocabulary,)))
     labels = torch.randint(0, vocabulary, (rows,), device=DEVICE)
     ones = torch.ones(rows, device=DEVICE)
@@ -213,14 +213,14 @@ def test_the_mask_keeps_the_right_share_in_every_row_and_column_and_differs_betw
 @every_type
 @with_dropout
 @pytest.mark.parametrize("published", [True, False])
-@pytest.mark.parametrize("at", [None, [3, 0, 17, 30, 3]])
+@pytest.mark.parametrize("at", [None, [3, 0, 7, 11, 3]])
 def test_a_whole_refinement_step(dtype, p, published, at):
     """The step that is written out against its equations, with the four dropout masks that it draws from its seeds; for every
     token, and for a few (one of them asked for twice)."""
     at = None if at is None else torch.tensor(at, device=DEVICE)
     torch.manual_seed(0)
     heads, width, inner = (4, 64, 96) if ON_GPU else (2, 32, 40)
-    lengths, longest = [5, 16, 1, 9, 0], 16
+    lengths, longest = [2, 9, 1, 0], 16
     tokens = sum(lengths)
     borders = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     seeds = torch.randint(0, 2**31 - 1, (4,), device=DEVICE)

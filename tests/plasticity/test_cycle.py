@@ -6,10 +6,7 @@ import copy
 import importlib
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as hf
+from forking import Process
 
 import pnn
 from pnn.bench.flops import inference_flops
@@ -465,33 +463,44 @@ def test_growing_where_there_is_no_place(pnn_command, saved):
 # Real kills and a real model ------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def real(model_of, tokenizer, start_pnn, tmp_path_factory):
+    """A folder with a model, a text and a cycle that nothing interrupted: `start("killed")` begins another one there."""
+    folder = tmp_path_factory.mktemp("real")
+    model_of("gpt2").save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "text.txt").write_text(language())
+    options = ("--rounds", 2, "--learn-steps", 20, "--evaluate-every", 5, "--learning-rate", 0.003)
+
+    def start(output: str, *more: str) -> Process:
+        words = ("plasticity", "cycle", "model", "--data", "text.txt", "--output", output, *options, *more)
+        return start_pnn(*words, patches={"pnn.plasticity.measure.SECONDS": 0.0})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        whole = start("whole")
+        assert whole.wait() == 0, whole.output()
+    return folder, start
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", [1, 3, 9, 30])
-def test_killed_for_real(lines, saved):
-    def start(output: str, *more: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "pnn", "plasticity", "cycle", "model", "--data", "text.txt", "--output", output]
-        options = ["--rounds", "2", "--learn-steps", "20", "--evaluate-every", "5", "--learning-rate", "0.003", *more]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            [*command, *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    def finish(process: subprocess.Popen) -> None:
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
-
-    finish(start("whole"))
-    process = start("killed")
-    metrics, deadline = Path("killed/metrics.jsonl"), time.monotonic() + 120
+def test_killed_for_real(lines, real, monkeypatch):
+    folder, start = real
+    monkeypatch.chdir(folder)
+    killed = folder / f"killed-{lines}"
+    process = start(killed.name)
+    metrics, deadline = killed / "metrics.jsonl", time.monotonic() + 120
     while not metrics.exists() or metrics.read_text().count("\n") < lines:
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, process.output()
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not Path("killed/summary.json").exists()
-    finish(start("killed", "--resume"))
-    assert_same_end(Path("killed"), Path("whole"))
+    process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert not (killed / "summary.json").exists()
+    again = start(killed.name, "--resume")
+    assert again.wait() == 0, again.output()
+    assert_same_end(killed, folder / "whole")
 
 
 def stories(folder: Path, count: int, length: int) -> str:
@@ -511,8 +520,8 @@ def test_a_cycle_of_a_pretrained_model(pnn_command, tmp_path, monkeypatch):
     if not model.exists():
         pytest.skip("no stories15M beside the repository")
     monkeypatch.chdir(tmp_path)
-    Path("stories.txt").write_text(stories(model, 64, 200))
-    settings = ("--length", 128, "--batch-rows", 4, "--learn-steps", 40, "--evaluate-every", 20)
+    Path("stories.txt").write_text(stories(model, 32, 96))
+    settings = ("--length", 64, "--batch-rows", 4, "--learn-steps", 16, "--evaluate-every", 16)
     code, _, err = pnn_command("plasticity", "cycle", model, "--data", "stories.txt", "--output", "stories", *settings)
     assert code == 0, err
     records = records_of(Path("stories"))

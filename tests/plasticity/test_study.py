@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -222,20 +219,20 @@ def test_two_folders_make_one_study(here, unbroken, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_for_real_and_gone_on_with_by_two_processes(here, unbroken):
-    settings = ["--seeds", "2", "--learn-steps", "4", "--learning-rate", "1e-3", "--batch-rows", "2", "--score-rows", "4"]
-    settings += ["--evaluate-every", "2", "--validation-rows", "8", "--length", str(LENGTH), "--jobs", "2"]
-    command = [sys.executable, "-m", "pnn", "plasticity", "study", "small", "large", "--data", "text.txt", *settings]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen([*command, "--output", "real"], env=environment, stderr=subprocess.PIPE, start_new_session=True)
+def test_killed_for_real_and_gone_on_with_by_two_processes(here, unbroken, start_pnn):
+    settings = ["--seeds", 2, "--learn-steps", 4, "--learning-rate", 1e-3, "--batch-rows", 2, "--score-rows", 4]
+    settings += ["--evaluate-every", 2, "--validation-rows", 8, "--length", LENGTH]
+    command = ["plasticity", "study", "small", "large", "--data", "text.txt", *settings, "--output", "real"]
+    first = start_pnn(*command)
     while len(list(Path("real/arms").glob("*.json"))) < 20:
-        assert first.poll() is None
-        time.sleep(0.1)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    done = subprocess.run([*command, "--output", "real", "--resume"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "F4" in done.stdout
+        assert first.poll() is None, first.output()
+        time.sleep(0.01)
+    first.kill()
+    assert first.returncode == -signal.SIGKILL
+    assert not Path("real/study.json").exists()
+    again = start_pnn(*command, "--resume", "--jobs", 2, patches={"pnn.plasticity.measure.SECONDS": 0.0})
+    assert again.wait() == 0, again.output()
+    assert "F4" in again.output()
     assert without_speed(Path("real")) == without_speed(unbroken)
     assert {path.stem for path in Path("real/figures").iterdir()} == {"pruning", "growth", "ratios", "multipliers", "pareto"}
 

@@ -1,9 +1,6 @@
 """Two real processes (gloo) must follow the single process's loss curve."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,17 +13,12 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in parsed if "loss" in row]
 
 
-def test_two_processes_give_the_single_processs_curve(tiny_config, tmp_path):
+def test_two_processes_give_the_single_processs_curve(start_processes, tiny_config, tmp_path):
     config = tiny_config(model={"dropout": 0.0}, training={"max_steps": 50, "save_every": 50, "evaluate_every": 50})
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     single, double = tmp_path / "single", tmp_path / "double"
-    train = ["-m", "pnn", "train", str(config), "--output"]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for command in ([*train, single], [*launch, *train, double]):
-        done = subprocess.run(
-            [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=300
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+    for run, processes in ((single, 1), (double, 2)):
+        for process in start_processes(processes, "train", config, "--output", run):
+            assert process.wait() == 0, process.output()
     environment_json = json.loads((double / "environment.json").read_text())
     assert environment_json["hardware"]["processes"] == 2
     one, two = losses(single), losses(double)

@@ -1,36 +1,32 @@
 """Real processes, killed for real: a resumed run must end with the same bits as one that was never stopped."""
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forking import Process
 
 pytestmark = pytest.mark.slow
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def start(config: Path, run: Path, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "pnn", "train", str(config), "--output", str(run), *more]
-    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+@pytest.fixture(scope="module")
+def start(start_pnn):
+    return lambda config, run, *more: start_pnn("train", config, "--output", run, *more)
 
 
-def finish(process: subprocess.Popen, expected: int = 0) -> str:
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == expected, output
-    return output
+def finish(process: Process, expected: int = 0) -> str:
+    assert process.wait() == expected, process.output()
+    return process.output()
 
 
-def wait_for_rows(run: Path, rows: int, process: subprocess.Popen) -> None:
+def wait_for_rows(run: Path, rows: int, process: Process) -> None:
     metrics = run / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not metrics.exists() or metrics.read_text().count("\n") < rows:
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, process.output()
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -50,7 +46,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory, write_config):
+def unbroken(start, tmp_path_factory, write_config):
     """A run with dropout (its random numbers must come back too) that nothing interrupts."""
     folder = tmp_path_factory.mktemp("unbroken")
     config = write_config(folder / "tiny.yaml", model={"dropout": 0.1, "attention_dropout": 0.1})
@@ -58,7 +54,7 @@ def unbroken(tmp_path_factory, write_config):
     return config, folder / "run"
 
 
-def test_killed_at_a_random_moment_and_resumed_ends_with_the_same_bits(unbroken, tmp_path):
+def test_killed_at_a_random_moment_and_resumed_ends_with_the_same_bits(start, unbroken, tmp_path):
     config, reference = unbroken
     run = tmp_path / "run"
     for attempt in range(2):  # killed twice, the second time while resuming
@@ -69,8 +65,7 @@ def test_killed_at_a_random_moment_and_resumed_ends_with_the_same_bits(unbroken,
         try:
             wait_for_rows(run, min(done + moment, 38) if not attempt else moment, process)
         finally:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+            process.kill()
     finish(start(config, run, "--resume"))
     assert_same_end(reference, run)
     leftovers = [p.name for p in (run / "checkpoints").iterdir() if "partial" in p.name]
@@ -78,7 +73,7 @@ def test_killed_at_a_random_moment_and_resumed_ends_with_the_same_bits(unbroken,
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_asked_to_stop_it_saves_first_and_goes_on_from_that_step(unbroken, tmp_path, number, code):
+def test_asked_to_stop_it_saves_first_and_goes_on_from_that_step(start, unbroken, tmp_path, number, code):
     config, reference = unbroken
     run = tmp_path / "run"
     process = start(config, run)
@@ -93,7 +88,7 @@ def test_asked_to_stop_it_saves_first_and_goes_on_from_that_step(unbroken, tmp_p
     assert_same_end(reference, run)
 
 
-def test_told_to_stop_twice_it_still_saves(unbroken, tmp_path):
+def test_told_to_stop_twice_it_still_saves(start, unbroken, tmp_path):
     """Schedulers signal a process and then its whole group."""
     config, _ = unbroken
     run = tmp_path / "run"
@@ -106,13 +101,12 @@ def test_told_to_stop_twice_it_still_saves(unbroken, tmp_path):
     assert (run / "checkpoints" / "last" / "model.safetensors").exists()
 
 
-def test_resuming_a_run_that_has_no_checkpoint_yet_starts_it(unbroken, tmp_path):
+def test_resuming_a_run_that_has_no_checkpoint_yet_starts_it(start, unbroken, tmp_path):
     config, reference = unbroken
     run = tmp_path / "run"
     process = start(config, run)
     wait_for_rows(run, 1, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
     for folder in (run / "checkpoints").glob("*") if (run / "checkpoints").exists() else []:
         folder.unlink() if folder.is_symlink() else None
     finish(start(config, run, "--resume"))

@@ -1,0 +1,159 @@
+"""Real processes that start at once: a server that has imported the package forks one for each command. What they are spared is
+what `python -m pnn` spends most of its time on, importing torch and transformers; signals, exit codes and their end are real.
+
+This file is also the server: it reads requests as lines of JSON and answers each with one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Process:
+    """`pnn` with some arguments. Standard output and standard error go to one file, `output()`."""
+
+    def __init__(self, server: Server, pid: int, file: Path):
+        self.server, self.pid, self.file = server, pid, file
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.server.ask(wait=self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float = 300) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"still running after {timeout} seconds:\n{self.output()}")
+            time.sleep(0.005)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+
+    def output(self) -> str:
+        return self.file.read_text()
+
+
+class Server:
+    def __init__(self, folder: Path):
+        self.folder, self.started = folder, 0
+        self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, **request: object) -> int | None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    def start(
+        self,
+        *arguments: object,
+        script: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        patches: Mapping[str, object] | None = None,
+    ) -> Process:
+        """In the current folder and with the current environment. A script is run in place of the command, with its arguments;
+        patches are values of module attributes, by name."""
+        self.started += 1
+        file = self.folder / f"{self.started}.txt"
+        file.touch()
+        pid = self.ask(
+            argv=["pnn", *map(str, arguments)],
+            script=script and str(script),
+            patches=dict(patches or {}),
+            cwd=os.getcwd(),
+            env=dict(env or os.environ),
+            output=str(file),
+        )
+        assert pid is not None
+        return Process(self, pid, file)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def become(request: dict) -> None:
+    """The forked process: from here on it is the command."""
+    file = os.open(request["output"], os.O_WRONLY | os.O_CREAT)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (file, 1), (file, 2)):
+        os.dup2(source, target)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = request["argv"]
+    for name, value in request["patches"].items():
+        module, _, attribute = name.rpartition(".")
+        setattr(importlib.import_module(module), attribute, value)
+    if request["script"]:
+        runpy.run_path(request["script"], run_name="__main__")
+    else:
+        from pnn.cli import main
+
+        main()
+
+
+def serve() -> None:
+    running: set[int] = set()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            pid, status = os.waitpid(request["wait"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+            running.discard(pid)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                become(request)
+                return
+            running.add(answer)
+        print(json.dumps(answer), flush=True)
+    for pid in running:  # of tests that failed before they ended it
+        os.kill(pid, signal.SIGKILL)
+
+
+def import_all() -> None:
+    import torch
+    import transformers
+
+    import pnn
+
+    torch.set_num_threads(1)
+    for module in pkgutil.walk_packages(pnn.__path__, "pnn."):
+        if not module.name.endswith("__main__") and not module.name.startswith("pnn.kernels."):
+            importlib.import_module(module.name)
+    for name in ("AutoTokenizer", "PreTrainedTokenizerFast", "GPT2LMHeadModel", "AutoModelForCausalLM", "AutoModelForMaskedLM"):
+        getattr(transformers, name)  # loaded when asked for
+
+
+if __name__ == "__main__":
+    import_all()
+    serve()
