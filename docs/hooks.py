@@ -1,0 +1,79 @@
+"""What the site needs beyond its plugins.
+
+- A link that leaves docs/ means a file of the repository. The site takes that file in at the same place, so that the same
+  link works here and in a checkout: ../results/x/README.md becomes the page results/x/README.md.
+- `<!-- needs: gpu -->` before a block becomes a line that readers see.
+- Equations become MathML when the site is built: browsers draw it themselves, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCS = "docs"
+PAGES = ["CONTRIBUTING.md", *sorted(p.relative_to(REPOSITORY).as_posix() for p in REPOSITORY.glob("results/*/README.md"))]
+LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
+NEEDS = re.compile(r"<!-- needs: (\w+) -->")
+WORDS = {
+    "gpu": "Needs a GPU.",
+    "hub": "Needs the Hugging Face hub, or files that you have.",
+    "install": "Installs packages.",
+    "machines": "Needs several machines.",
+}
+MATH = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
+
+
+def _in_repository(page: str) -> str:
+    """Where a page's file is: those that the site took in have their own place."""
+    return page if (REPOSITORY / page).exists() and not (REPOSITORY / DOCS / page).exists() else f"{DOCS}/{page}"
+
+
+def _in_site(path: str) -> str:
+    return path.removeprefix(f"{DOCS}/")
+
+
+def _targets(page: str, markdown: str) -> dict[str, str]:
+    """Every link of a page to a file that is there → that file, from the repository's root."""
+    here = posixpath.dirname(_in_repository(page))
+    found = {link: posixpath.normpath(posixpath.join(here, link)) for link in LINK.findall(markdown)}
+    return {link: path for link, path in found.items() if not path.startswith("..") and (REPOSITORY / path).is_file()}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    pages = [file.src_uri for file in files.documentation_pages()] + PAGES
+    wanted = set(PAGES)
+    for page in pages:
+        markdown = (REPOSITORY / _in_repository(page)).read_text(encoding="utf-8")
+        wanted |= {path for path in _targets(page, markdown).values() if not path.startswith(f"{DOCS}/")}
+    for path in sorted(wanted):
+        files.append(File.generated(config, path, abs_src_path=str(REPOSITORY / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    here = page.file.src_uri
+    targets = _targets(here, markdown)
+
+    def moved(match: re.Match[str]) -> str:
+        path = targets.get(match[0])
+        return match[0] if path is None else os.path.relpath(_in_site(path), posixpath.dirname(here) or ".")
+
+    markdown = LINK.sub(moved, markdown)
+    return NEEDS.sub(lambda match: f'<p class="needs">{WORDS[match[1]]}</p>\n', markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    def drawn(match: re.Match[str]) -> str:
+        block = match[1] == "div"
+        return f'<{match[1]} class="equation">{convert(html.unescape(match[2]), display="block" if block else "inline")}</{match[1]}>'
+
+    return MATH.sub(drawn, content)
