@@ -3,6 +3,7 @@
 - A link that leaves docs/ means a file of the repository. The site takes that file in at the same place, so that the same
   link works here and in a checkout: ../results/x/README.md becomes the page results/x/README.md.
 - `<!-- needs: gpu -->` before a block becomes a line that readers see.
+- A page that says "Not run yet" goes without the figures that it will have.
 - Equations become MathML when the site is built: browsers draw it themselves, and nothing is fetched.
 """
 
@@ -22,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = "docs"
 PAGES = ["CONTRIBUTING.md", *sorted(p.relative_to(REPOSITORY).as_posix() for p in REPOSITORY.glob("results/*/README.md"))]
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
+FIGURE = re.compile(r"!\[[^\]]*\]\((figures/[^)]+)\)")
 NEEDS = re.compile(r"<!-- needs: (\w+) -->")
 WORDS = {
     "gpu": "Needs a GPU.",
@@ -67,6 +69,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         path = targets.get(match[0])
         return match[0] if path is None else os.path.relpath(_in_site(path), posixpath.dirname(here) or ".")
 
+    if "Not run yet" in markdown:
+        markdown = FIGURE.sub(lambda match: match[0] if match[1] in targets else "", markdown)
     markdown = LINK.sub(moved, markdown)
     return NEEDS.sub(lambda match: f'<p class="needs">{WORDS[match[1]]}</p>\n', markdown)
 
@@ -74,6 +78,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def on_page_content(content: str, **_: Any) -> str:
     def drawn(match: re.Match[str]) -> str:
         block = match[1] == "div"
-        return f'<{match[1]} class="equation">{convert(html.unescape(match[2]), display="block" if block else "inline")}</{match[1]}>'
+        drawing = convert(html.unescape(match[2]), display="block" if block else "inline")
+        return f'<{match[1]} class="equation">{drawing}</{match[1]}>'
 
     return MATH.sub(drawn, content)
