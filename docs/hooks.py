@@ -4,6 +4,7 @@
   link works here and in a checkout: ../results/x/README.md becomes the page results/x/README.md.
 - `<!-- needs: gpu -->` before a block becomes a line that readers see.
 - A page that says "Not run yet" goes without the figures that it will have.
+- The one script that the theme would take from another host, for searching in a site opened from the disk, is ours.
 - Equations become MathML when the site is built: browsers draw it themselves, and nothing is fetched.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
+from mkdocs.utils import get_relative_url
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = "docs"
@@ -31,6 +33,7 @@ WORDS = {
     "install": "Installs packages.",
     "machines": "Needs several machines.",
 }
+SHIM = "https://unpkg.com/iframe-worker/shim"
 MATH = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
 
 
@@ -82,3 +85,11 @@ def on_page_content(content: str, **_: Any) -> str:
         return f'<{match[1]} class="equation">{drawing}</{match[1]}>'
 
     return MATH.sub(drawn, content)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    return output.replace(SHIM, get_relative_url("js/iframe_worker.js", page.url))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    return output_content.replace(SHIM, "js/iframe_worker.js")
