@@ -5,11 +5,13 @@
 - `<!-- needs: gpu -->` before a block becomes a line that readers see.
 - A page that says "Not run yet" goes without the figures that it will have.
 - The one script that the theme would take from another host, for searching in a site opened from the disk, is ours.
+- `<!-- fields: src/pnn/config.py DataConfig -->` becomes the class's fields with their comments, which are their documentation.
 - Equations become MathML when the site is built: browsers draw it themselves, and nothing is fetched.
 """
 
 from __future__ import annotations
 
+import ast
 import html
 import os
 import posixpath
@@ -34,6 +36,7 @@ WORDS = {
     "machines": "Needs several machines.",
 }
 SHIM = "https://unpkg.com/iframe-worker/shim"
+FIELDS = re.compile(r"<!-- fields: (\S+) (\w+) -->")
 MATH = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
 
 
@@ -51,6 +54,14 @@ def _targets(page: str, markdown: str) -> dict[str, str]:
     here = posixpath.dirname(_in_repository(page))
     found = {link: posixpath.normpath(posixpath.join(here, link)) for link in LINK.findall(markdown)}
     return {link: path for link, path in found.items() if not path.startswith("..") and (REPOSITORY / path).is_file()}
+
+
+def _fields(match: re.Match[str]) -> str:
+    text = (REPOSITORY / match[1]).read_text(encoding="utf-8")
+    found = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == match[2])
+    fields = [node for node in found.body if isinstance(node, ast.AnnAssign) and node.end_lineno]
+    lines = text.splitlines()[found.lineno - 1 : max(node.end_lineno or 0 for node in fields)]
+    return "```python\n" + "\n".join(line for line in lines if "keys_to_ignore" not in line) + "\n```\n"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -75,6 +86,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if "Not run yet" in markdown:
         markdown = FIGURE.sub(lambda match: match[0] if match[1] in targets else "", markdown)
     markdown = LINK.sub(moved, markdown)
+    markdown = FIELDS.sub(_fields, markdown)
     return NEEDS.sub(lambda match: f'<p class="needs">{WORDS[match[1]]}</p>\n', markdown)
 
 
