@@ -30,7 +30,12 @@ def main(updates: int = 60) -> None:
     for name, way in WAYS.items():
         torch.manual_seed(0)
         config = pnn.DDLConfig(
-            vocab_size=len(IDS), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=LENGTH, **way
+            vocab_size=len(IDS),
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=LENGTH,
+            **way,
         )
         model = pnn.DDLForCausalLM(config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -59,7 +59,8 @@ def site_pages() -> list[str]:
     def leaves(entry):
         if isinstance(entry, str):
             return [entry]
-        return [leaf for value in entry.values() for part in (value if isinstance(value, list) else [value]) for leaf in leaves(part)]
+        parts = [part for value in entry.values() for part in (value if isinstance(value, list) else [value])]
+        return [leaf for part in parts for leaf in leaves(part)]
 
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
     places = [place for entry in navigation for place in leaves(entry)]
@@ -83,10 +84,12 @@ def call(words: list[str]) -> None:
     from pnn.cli import main
 
     sys.argv = ["pnn", *words]
+    code = 0
     try:
         main()
     except SystemExit as stop:
-        assert not stop.code, f"pnn {shlex.join(words)}: exit code {stop.code}"
+        code = stop.code or 0
+    assert code == 0, f"pnn {shlex.join(words)}: exit code {code}"
 
 
 def tiny(words: list[str]) -> list[str]:
@@ -164,7 +167,7 @@ def test_every_block_is_run_or_says_what_it_needs():
             assert block.needs in NEEDS | {None}, page
             assert block.language in SHOWN | {"bash", "python"}, f"{page}: {block}"
         assert page in PAGES or not runnable(page)
-    assert START == PAGES[0]
+    assert PAGES[0] == START
 
 
 def test_every_page_is_in_the_navigation():
