@@ -28,7 +28,7 @@ DOCS = "docs"
 PAGES = ["CONTRIBUTING.md", *sorted(p.relative_to(REPOSITORY).as_posix() for p in REPOSITORY.glob("results/*/README.md"))]
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 FIGURE = re.compile(r"!\[[^\]]*\]\((figures/[^)]+)\)")
-NEEDS = re.compile(r"<!-- needs: (\w+) -->")
+NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 WORDS = {
     "gpu": "Needs a GPU.",
     "hub": "Needs the Hugging Face hub, or files that you have.",

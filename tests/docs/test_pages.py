@@ -28,7 +28,7 @@ START = "docs/index.md"
 OPTIONAL = {"--tasks": "lm_eval", "--onnx": "onnx"}  # what an option needs beyond the core; the dev extra has both
 SLOW = {START, "docs/ablations.md", "docs/howto/many_gpus.md", "docs/howto/decoders.md", "docs/howto/your_text.md"}
 CORPUS = ["data.synthetic_paragraphs=300", "data.validation_sequences=30", "training.tensorboard=false"]
-FEW = ["--sequences", "20"]
+FEW = ["--sequences", "10"]
 TINY = {  # what the tests add to a command
     "quickstart": [word for key in [*CORPUS, "training.max_steps=4"] for word in ("--set", key)],
     "train": ["--max-steps", "3", *(word for key in CORPUS for word in ("--set", key))],
@@ -139,6 +139,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setattr("pnn.plasticity.measure.SECONDS", 0.01)  # of timing a cycle's models
     return tmp_path
 
 
@@ -161,7 +162,7 @@ def test_every_block_is_run_or_says_what_it_needs():
         text = (ROOT / page).read_text(encoding="utf-8")
         found = blocks(page)
         assert len(re.findall(r"^\s*```", text, re.M)) == 2 * len(found), f"{page}: a block that is not seen here"
-        assert len(re.findall("<!-- needs:", text)) == sum(block.needs is not None for block in found), page
+        assert len(re.findall("^<!-- needs:", text, re.M)) == sum(block.needs is not None for block in found), page
         assert not re.search(r"(?<=\n\n)    \S", FENCE.sub("", text)), f"{page}: an indented block; fence it"
         for block in found:
             assert block.needs in NEEDS | {None}, page
@@ -206,7 +207,8 @@ def test_a_page_runs(page, here, quickstart_runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_runs(path, here, capsys):
-    runpy.run_path(str(path), run_name="__main__")
+    """With fewer updates than by itself."""
+    runpy.run_path(str(path), run_name="example")["main"](updates=5)
     assert capsys.readouterr().out
 
 
