@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: quickstart test check lint format clean
+.PHONY: quickstart test check lint docs format clean
 
 quickstart: .venv/core
 	$(BIN)/pnn quickstart
@@ -20,6 +20,9 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: .venv/docs  ## the documentation site, into site/; a broken link or reference is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -35,5 +38,9 @@ format: .venv/dev
 	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
 	@touch $@
 
+.venv/docs: .venv/core
+	$(BIN)/python -m pip install --quiet -e '.[docs]' -c constraints.txt
+	@touch $@
+
 clean:
-	rm -rf .venv runs prepared .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs prepared site .pytest_cache .mypy_cache .ruff_cache .hypothesis

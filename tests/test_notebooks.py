@@ -24,5 +24,11 @@ def test_a_notebook_runs(path, trained_run, monkeypatch):
     assert not any(output["output_type"] == "error" for output in shown)
 
 
-def test_there_are_three():
-    assert [path.stem for path in NOTEBOOKS] == ["analyse_gates", "explore_data", "visualise_results"]
+def test_every_idea_has_one():
+    assert [path.stem for path in NOTEBOOKS] == [
+        "analyse_gates",
+        "explore_data",
+        "prune_and_grow",
+        "rewrite_a_state",
+        "visualise_results",
+    ]

@@ -11,6 +11,7 @@ IQA and WinoGrande, where lm-eval has no other; results hold both.
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 import os
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn import runs
+from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
 from pnn.evaluation.reading import load_decoder, longest_input, smaller_batches
 from pnn.evaluation.task_files import TASKS, check_names, read_documents, write_tasks
@@ -93,7 +95,7 @@ def evaluate_run_on_tasks(
 
 def evaluate_tasks(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerFast,
     tasks: Sequence[str],
     num_fewshot: int,
     *,
@@ -111,6 +113,11 @@ def evaluate_tasks(
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     definitions = Path(lm_eval.tasks.__file__).parent
+    framing: dict[str, Any] = {}
+    if tokenizer.eos_token_id is None:  # made from a corpus: lm-eval asks for an end of text, and would frame prompts as lines
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_of_text(tokenizer))
+        framing = {"add_bos_token": False}
     was_training, used_cache = model.training, getattr(model.config, "use_cache", None)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         if local is None:
@@ -129,6 +136,7 @@ def evaluate_tasks(
                 batch_size=batch_size or _batch_size(device),
                 mixed_precision_dtype="bfloat16" if _has_bf16(device) else None,
                 softmax_dtype="float32",  # sums of log-probabilities need more than 16 bits
+                **framing,
             )
             measured = lm_eval.simple_evaluate(
                 model=lm, tasks=list(tasks), num_fewshot=num_fewshot, limit=limit, task_manager=manager, log_samples=False

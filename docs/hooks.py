@@ -1,0 +1,107 @@
+"""What the site needs beyond its plugins.
+
+- A link that leaves docs/ means a file of the repository. The site takes that file in at the same place, so that the same
+  link works here and in a checkout: ../results/x/README.md becomes the page results/x/README.md.
+- `<!-- needs: gpu -->` before a block becomes a line that readers see.
+- A page that says "Not run yet" goes without the figures that it will have.
+- The one script that the theme would take from another host, for searching in a site opened from the disk, is ours.
+- `<!-- fields: src/pnn/config.py DataConfig -->` becomes the class's fields with their comments, which are their documentation.
+- Equations become MathML when the site is built: browsers draw it themselves, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import os
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+from mkdocs.utils import get_relative_url
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCS = "docs"
+PAGES = ["CONTRIBUTING.md", *sorted(p.relative_to(REPOSITORY).as_posix() for p in REPOSITORY.glob("results/*/README.md"))]
+LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
+FIGURE = re.compile(r"!\[[^\]]*\]\((figures/[^)]+)\)")
+NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
+WORDS = {
+    "gpu": "Needs a GPU.",
+    "hub": "Needs the Hugging Face hub, or files that you have.",
+    "install": "Installs packages.",
+    "machines": "Needs several machines.",
+}
+SHIM = "https://unpkg.com/iframe-worker/shim"
+FIELDS = re.compile(r"<!-- fields: (\S+) (\w+) -->")
+MATH = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
+
+
+def _in_repository(page: str) -> str:
+    """Where a page's file is: those that the site took in have their own place."""
+    return page if (REPOSITORY / page).exists() and not (REPOSITORY / DOCS / page).exists() else f"{DOCS}/{page}"
+
+
+def _in_site(path: str) -> str:
+    return path.removeprefix(f"{DOCS}/")
+
+
+def _targets(page: str, markdown: str) -> dict[str, str]:
+    """Every link of a page to a file that is there → that file, from the repository's root."""
+    here = posixpath.dirname(_in_repository(page))
+    found = {link: posixpath.normpath(posixpath.join(here, link)) for link in LINK.findall(markdown)}
+    return {link: path for link, path in found.items() if not path.startswith("..") and (REPOSITORY / path).is_file()}
+
+
+def _fields(match: re.Match[str]) -> str:
+    text = (REPOSITORY / match[1]).read_text(encoding="utf-8")
+    found = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == match[2])
+    fields = [node for node in found.body if isinstance(node, ast.AnnAssign) and node.end_lineno]
+    lines = text.splitlines()[found.lineno - 1 : max(node.end_lineno or 0 for node in fields)]
+    return "```python\n" + "\n".join(line for line in lines if "keys_to_ignore" not in line) + "\n```\n"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    pages = [file.src_uri for file in files.documentation_pages()] + PAGES
+    wanted = set(PAGES)
+    for page in pages:
+        markdown = (REPOSITORY / _in_repository(page)).read_text(encoding="utf-8")
+        wanted |= {path for path in _targets(page, markdown).values() if not path.startswith(f"{DOCS}/")}
+    for path in sorted(wanted):
+        files.append(File.generated(config, path, abs_src_path=str(REPOSITORY / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    here = page.file.src_uri
+    targets = _targets(here, markdown)
+
+    def moved(match: re.Match[str]) -> str:
+        path = targets.get(match[0])
+        return match[0] if path is None else os.path.relpath(_in_site(path), posixpath.dirname(here) or ".")
+
+    if "Not run yet" in markdown:
+        markdown = FIGURE.sub(lambda match: match[0] if match[1] in targets else "", markdown)
+    markdown = LINK.sub(moved, markdown)
+    markdown = FIELDS.sub(_fields, markdown)
+    return NEEDS.sub(lambda match: f'<p class="needs">{WORDS[match[1]]}</p>\n', markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    def drawn(match: re.Match[str]) -> str:
+        block = match[1] == "div"
+        drawing = convert(html.unescape(match[2]), display="block" if block else "inline")
+        return f'<{match[1]} class="equation">{drawing}</{match[1]}>'
+
+    return MATH.sub(drawn, content)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    return output.replace(SHIM, get_relative_url("js/iframe_worker.js", page.url))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    return output_content.replace(SHIM, "js/iframe_worker.js")

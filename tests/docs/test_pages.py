@@ -1,0 +1,216 @@
+"""Every block on the documentation site runs, page by page and in order, in a folder of its own and at a tiny size; or it says
+what it needs. The first page is a reader's whole path: a trained model, a figure of an analysis, a pruned model.
+
+`pnn` is called in this process (importing torch again for each command would take most of the time); all else by bash.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^(?:<!-- needs: (?P<needs>\w+) -->\n)?```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.M | re.S)
+NEEDS = {"gpu", "hub", "install", "machines"}
+SHOWN = {"text"}  # languages that are there to be read
+START = "docs/index.md"
+OPTIONAL = {"--tasks": "lm_eval", "--onnx": "onnx"}  # what an option needs beyond the core; the dev extra has both
+SLOW = {START, "docs/ablations.md", "docs/howto/many_gpus.md", "docs/howto/decoders.md", "docs/howto/your_text.md"}
+CORPUS = ["data.synthetic_paragraphs=300", "data.validation_sequences=30", "training.tensorboard=false"]
+FEW = ["--sequences", "10"]
+TINY = {  # what the tests add to a command
+    "quickstart": [word for key in [*CORPUS, "training.max_steps=4"] for word in ("--set", key)],
+    "train": ["--max-steps", "3", *(word for key in CORPUS for word in ("--set", key))],
+    "analyze": FEW,
+    "evidence": FEW,
+    "compare": FEW,
+    "bench": ["--seconds", "0.05", *(word for key in CORPUS for word in ("--set", key))],
+    "plasticity cycle": ["--learn-steps", "2", "--validation-rows", "4"],
+    "finetune": ["--epochs", "1"],
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    code: str
+    needs: str | None
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [Block(m["language"], m["code"], m["needs"]) for m in FENCE.finditer(text)]
+
+
+def site_pages() -> list[str]:
+    """In the order of the site's navigation."""
+
+    def leaves(entry):
+        if isinstance(entry, str):
+            return [entry]
+        parts = [part for value in entry.values() for part in (value if isinstance(value, list) else [value])]
+        return [leaf for part in parts for leaf in leaves(part)]
+
+    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    places = [place for entry in navigation for place in leaves(entry)]
+    return [f"docs/{place}" if (ROOT / "docs" / place).exists() else place for place in places]
+
+
+def runnable(page: str) -> list[Block]:
+    return [block for block in blocks(page) if block.needs is None and block.language not in SHOWN]
+
+
+PAGES = [page for page in site_pages() if runnable(page)]
+
+
+def lines_of(code: str) -> list[str]:
+    """Commands of a shell block, without comments; a backslash goes on with the next line."""
+    lines = [line.strip() for line in code.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def call(words: list[str]) -> None:
+    from pnn.cli import main
+
+    sys.argv = ["pnn", *words]
+    code = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    assert code == 0, f"pnn {shlex.join(words)}: exit code {code}"
+
+
+def tiny(words: list[str]) -> list[str]:
+    names = [name for name in TINY if words[: len(name.split())] == name.split()]
+    return [*words, *(TINY[names[0]] if names else [])]
+
+
+def missing(words: list[str]) -> list[str]:
+    return [package for option, package in OPTIONAL.items() if option in words and find_spec(package) is None]
+
+
+def run_line(line: str, folder: Path) -> None:
+    words = shlex.split(line, comments=True)
+    if words[0] == "pnn":
+        expanded = []
+        for word in words[1:]:
+            # what a shell would do: a bare word is a pattern, a quoted one and a setting are not
+            found = sorted(str(path) for path in folder.glob(word)) if "*" in word and f" {word}" in line else []
+            expanded += found or [word]
+        call(tiny(expanded))
+        return
+    if words[:2] == ["accelerate", "launch"]:
+        line = shlex.join([sys.executable, "-m", "accelerate.commands.launch", *words[2:], *TINY["train"]])
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", line], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{line}\n{done.stderr[-2000:]}"
+
+
+def run_page(page: str, folder: Path) -> None:
+    names: dict = {"__name__": "page"}
+    left_out = []
+    for block in runnable(page):
+        if block.language == "python":
+            exec(compile(block.code, page, "exec"), names)
+        else:
+            for line in lines_of(block.code):
+                without = missing(shlex.split(line, comments=True)) if line.startswith("pnn ") else []
+                left_out += without
+                if not without:
+                    run_line(line, folder)
+    if left_out:
+        pytest.skip(f"all of it ran but what needs {', '.join(left_out)}, which the dev extra has")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setattr("pnn.plasticity.measure.SECONDS", 0.01)  # of timing a cycle's models
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def quickstart_runs(tmp_path_factory) -> Path:
+    """The two models that other pages start from, as `pnn quickstart` leaves them, trained in this process."""
+    folder, before, argv = tmp_path_factory.mktemp("quickstart"), os.getcwd(), sys.argv
+    os.chdir(folder)
+    try:
+        for name in ("pnn", "bert"):
+            call(tiny(["train", f"quickstart_{name}", "--output", f"runs/quickstart/{name}"]))
+    finally:
+        os.chdir(before)
+        sys.argv = argv
+    return folder
+
+
+def test_every_block_is_run_or_says_what_it_needs():
+    for page in site_pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        found = blocks(page)
+        assert len(re.findall(r"^\s*```", text, re.M)) == 2 * len(found), f"{page}: a block that is not seen here"
+        assert len(re.findall("^<!-- needs:", text, re.M)) == sum(block.needs is not None for block in found), page
+        assert not re.search(r"(?<=\n\n)    \S", FENCE.sub("", text)), f"{page}: an indented block; fence it"
+        for block in found:
+            assert block.needs in NEEDS | {None}, page
+            assert block.language in SHOWN | {"bash", "python"}, f"{page}: {block}"
+        assert page in PAGES or not runnable(page)
+    assert PAGES[0] == START
+
+
+def test_every_page_is_in_the_navigation():
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    assert pages | {str(path.relative_to(ROOT)) for path in ROOT.glob("results/*/README.md")} <= set(site_pages())
+
+
+@pytest.mark.slow
+def test_the_first_page_is_the_whole_path(here):
+    run_page(START, here)
+    assert (here / "runs/quickstart/report.html").stat().st_size > 10_000
+    assert (here / "runs/quickstart/pnn/figures/convergence.png").read_bytes()[:4] == b"\x89PNG"
+    whole, smaller = (
+        sum(file.stat().st_size for file in (here / folder).glob("model.safetensors"))
+        for folder in ("runs/quickstart/pnn/checkpoints/best", "runs/smaller")
+    )
+    assert 0 < smaller < whole
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if page != START]
+)
+def test_a_page_runs(page, here, quickstart_runs):
+    from pnn.plasticity.architectures import ARCHITECTURES
+
+    known = dict(ARCHITECTURES)
+    if "runs/quickstart/" in "".join(block.code for block in runnable(page)):
+        shutil.copytree(quickstart_runs, here, dirs_exist_ok=True, symlinks=True)
+    try:
+        run_page(page, here)
+    finally:
+        ARCHITECTURES.clear()
+        ARCHITECTURES.update(known)  # a page adds one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_runs(path, here, capsys):
+    """With fewer updates than by itself."""
+    runpy.run_path(str(path), run_name="example")["main"](updates=5)
+    assert capsys.readouterr().out
+
+
+def test_there_is_an_example_for_each_idea():
+    assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == ["refine", "reorganise", "rewrite"]
