@@ -26,6 +26,7 @@ from pnn.evaluation.reading import load_any
 from pnn.plasticity import CycleSettings, Text, cycle, heads, load, prune
 from pnn.plasticity.heads import head_map
 from pnn.plasticity.measure import flops_per_token, held_out_loss, missing_capacity, size
+from pnn.plasticity.text import read_text
 from pnn.runs import read_json, read_metrics
 
 module = importlib.import_module("pnn.plasticity.cycle")  # as an attribute, the name is the function's
@@ -426,6 +427,24 @@ def test_what_cannot_be_done_is_said_first(options, says, pnn_command, saved):
     refused(pnn_command, "cycle", "model", "--data", "text.txt", "--output", "new", *options, says=says)
     assert not Path("new").exists()
     assert {path: path.read_bytes() for path in saved.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", ["bert", "pnn"])
+def test_an_encoder_reads_lines_as_it_was_trained_on_them(kind, model_of, tokenizer, tmp_path):
+    lines = [line for line in language().splitlines() if line.strip()][:40]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    model = model_of(kind)
+    text = read_text(model, tokenizer, str(tmp_path / "lines.txt"), progress=lambda items, _: items)
+    wanted = [tokenizer.encode(line, truncation=True, max_length=LENGTH) for line in lines]
+    assert len({len(ids) for ids in wanted}) > 1
+    rows = [*text.train, *text.held_out]
+    assert [[token for token in row.tolist() if token != tokenizer.pad_token_id] for row in rows] == wanted
+    batch = next(text.batches(text.held_out, 2))
+    assert batch["labels"][batch["attention_mask"] == 0].eq(-100).all()
+    logits = model(**{key: value for key, value in batch.items() if key != "labels"}).logits
+    short = int(batch["attention_mask"][0].sum())
+    one = model(input_ids=batch["input_ids"][:1, :short]).logits
+    assert torch.allclose(logits[0, :short], one[0], atol=1e-5)
 
 
 def test_text_that_is_too_short(pnn_command, saved):

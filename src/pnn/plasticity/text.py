@@ -1,8 +1,8 @@
-"""What a cycle reads: rows of token ids, all of one length, some to learn from and some held out.
+"""What a cycle reads: rows of token ids, some to learn from and some held out.
 
-A decoder's rows are running text and predict their own next tokens. An encoder's rows are framed by [CLS] and [SEP], and a
-share of their tokens is masked: in learning by (seed, place in the stream), in scoring and measuring by the row's own tokens,
-so that every model sees the same masks.
+A decoder's rows are running text and predict their own next tokens. An encoder's rows are lines, [CLS] line [SEP], as ours are
+pretrained on them, padded to the longest; a share of their tokens is masked: in learning by (seed, place in the stream), in
+scoring and measuring by the row's own tokens, so that every model sees the same masks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -38,12 +37,14 @@ FEWEST_ROWS = 4  # two to learn from, two to measure on
 
 @dataclass(frozen=True)
 class Text:
-    """`train` and `held_out` are (rows, length). `special` is what masking has to know: for encoders, and only for them."""
+    """`train` and `held_out` are (rows, length). `special` is what masking has to know: for encoders, and only for them.
+    `padding` is the token behind the end of short rows, if there are any."""
 
     train: Tensor
     held_out: Tensor
     special: SpecialTokens | None = None
     source: str = ""
+    padding: int | None = None
 
     def __post_init__(self) -> None:
         for name, rows in (("learn from", self.train), ("measure on", self.held_out)):
@@ -60,7 +61,8 @@ class Text:
             keys = torch.from_numpy(content_keys(flat, np.full(count, length)))
         places = torch.arange(length).repeat(count)
         at = select(rows.flatten(), keys.repeat_interleave(length), places, self.special, MASKED, seed).view_as(rows)
-        return {"input_ids": rows.masked_fill(at, self.special.mask), "labels": rows.masked_fill(~at, IGNORE)}
+        batch = {"input_ids": rows.masked_fill(at, self.special.mask), "labels": rows.masked_fill(~at, IGNORE)}
+        return batch if self.padding is None else batch | {"attention_mask": (rows != self.padding).long()}
 
     def batches(self, rows: Tensor, size: int) -> Iterator[dict[str, Tensor]]:
         """These rows in order, masked by their own tokens."""
@@ -113,33 +115,36 @@ def read_text(
     progress: Progress,
 ) -> Text:
     """Text by file, glob or name, in the model's own tokens. The last tenth is held out, `held_out_rows` at most, where no
-    `validation` names another text. `train_rows`: a random sample of so many, if there are more."""
+    `validation` names another text. `train_rows`: a random sample of so many, if there are more. `length`: tokens of a row, or
+    the most that are taken of a line."""
     causal = architecture_of(model).causal
     row = row_length(model, length)
     if not causal:
         check_masks(tokenizer, "of the model")
-    config = DataConfig(layout="rows", filter="none", max_length=row if causal else row - 2)
+    config = DataConfig(layout="rows" if causal else "lines", filter="none", max_length=row)
+    rows_of = _rows if causal else partial(_padded, padding=tokenizer.pad_token_id)
+    kind = f"rows of {row} tokens" if causal else "lines"
     tokens = _tokens(data, config, tokenizer, "train", progress)
     if validation is None:
         held = min(held_out_rows, max(2, len(tokens) // 10))
         if len(tokens) < FEWEST_ROWS:
             raise UserError(
-                f"{data} is too short: it fills {len(tokens)} rows of {row} tokens, and {FEWEST_ROWS} are the fewest "
-                "(--length makes rows shorter)"
+                f"{data} is too short: it has {len(tokens)} {kind}, and {FEWEST_ROWS} are the fewest"
+                + (" (--length makes rows shorter)" if causal else "")
             )
-        chosen, held_out = np.arange(len(tokens) - held), _rows(tokens, np.arange(len(tokens) - held, len(tokens)))
+        chosen, held_out = np.arange(len(tokens) - held), rows_of(tokens, np.arange(len(tokens) - held, len(tokens)))
     else:
         other = _tokens(validation, config, tokenizer, "validation", progress)
         for name, found in ((data, tokens), (validation, other)):
             if len(found) < 2:
-                raise UserError(f"{name} is too short: it fills one row of {row} tokens, and two are the fewest")
-        chosen, held_out = np.arange(len(tokens)), _rows(other, np.arange(min(held_out_rows, len(other))))
+                raise UserError(f"{name} is too short: it has {len(found)} of two {kind} that are the fewest")
+        chosen, held_out = np.arange(len(tokens)), rows_of(other, np.arange(min(held_out_rows, len(other))))
     if train_rows is not None and train_rows < len(chosen):
         chosen = np.sort(np.random.default_rng(0).choice(chosen, max(2, train_rows), replace=False))
-    train = _rows(tokens, chosen)
+    train = rows_of(tokens, chosen)
     if causal:
         return Text(train, held_out, source=data)
-    return Text(_framed(train, tokenizer), _framed(held_out, tokenizer), special_tokens(tokenizer), data)
+    return Text(train, held_out, special_tokens(tokenizer), data, tokenizer.pad_token_id)
 
 
 def _tokens(name: str, config: DataConfig, tokenizer: PreTrainedTokenizerFast, split: str, progress: Progress) -> TokenSet:
@@ -150,6 +155,8 @@ def _rows(tokens: TokenSet, sequences: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(tokens.take(sequences)).view(len(sequences), -1)
 
 
-def _framed(rows: Tensor, tokenizer: Any) -> Tensor:
-    first = rows.new_full((len(rows), 1), tokenizer.cls_token_id)
-    return torch.cat((first, rows, rows.new_full((len(rows), 1), tokenizer.sep_token_id)), 1)
+def _padded(tokens: TokenSet, sequences: NDArray[np.int64], padding: int) -> Tensor:
+    lengths = tokens.lengths[sequences].astype(np.int64)
+    rows = np.full((len(sequences), lengths.max()), padding, dtype=np.int64)
+    rows[np.arange(lengths.max()) < lengths[:, None]] = tokens.take(sequences)
+    return torch.from_numpy(rows)
