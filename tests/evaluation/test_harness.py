@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -282,8 +281,7 @@ def test_the_eight_tasks_as_published(pnn_command, ddl, tmp_path):
     archive = DATA / "lm_eval_tasks.tar.xz"
     if not archive.exists():
         pytest.skip(f"no {archive}")
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(archive, tmp_path)
     files = tmp_path / "lm_eval_tasks"
     counts = {name: len(read_documents(files, name, 1)) for name in TASKS}
     assert list(counts.values()) == [1172, 2376, 10042, 500, 1838, 1000, 1954, 1267]
