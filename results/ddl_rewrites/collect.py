@@ -5,8 +5,6 @@ python results/ddl_rewrites/collect.py [RUNS [BENCH]]   # RUNS: folders VARIANT-
 
 from __future__ import annotations
 
-import math
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from pnn.figures.style import png, save
 from pnn.files import write_json, write_text
 from pnn.models.sections import model_config
 from pnn.runs import read_config, read_json, read_metrics
+from pnn.stats import student
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
@@ -38,7 +37,6 @@ QUESTIONS = {
     "Is it the erase term?": ("delta", "write_only"),
     "Does the token compressor help?": ("token", "delta"),
 }
-T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
 
 
 def copy_in(runs: Path) -> None:
@@ -59,11 +57,8 @@ def copy_in(runs: Path) -> None:
 
 def interval(values: list[float]) -> dict[str, Any]:
     """Mean over seeds and its 95 % interval by Student's t."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return {"value": mean, "interval": [None, None]}
-    half = T_975[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
-    return {"value": mean, "interval": [mean - half, mean + half]}
+    mean, low, high = student(values)
+    return {"value": mean, "interval": [None, None] if len(values) < 2 else [low, high]}
 
 
 def losses() -> dict[str, dict[int, float]]:
