@@ -224,8 +224,10 @@ def test_killed_for_real_and_gone_on_with_by_two_processes(here, unbroken, start
     settings += ["--evaluate-every", 2, "--validation-rows", 8, "--length", LENGTH]
     command = ["plasticity", "study", "small", "large", "--data", "text.txt", *settings, "--output", "real"]
     first = start_pnn(*command)
+    deadline = time.monotonic() + 300
     while len(list(Path("real/arms").glob("*.json"))) < 20:
         assert first.poll() is None, first.output()
+        assert time.monotonic() < deadline, first.output()
         time.sleep(0.01)
     first.kill()
     assert first.returncode == -signal.SIGKILL
