@@ -1,4 +1,4 @@
-"""Losses over masked tokens.
+"""Losses over masked tokens, and over next ones.
 
     L = Σ_t w_t · CE(head(hᵗ), y),   t = 1 … T        (equation 10; w = 0.1, 0.2, 0.3, 0.4 for T = 4)
 
@@ -73,3 +73,11 @@ def step_weighted_loss(
         return total / divisor, losses.view(steps, -1).sum(1) / divisor
     losses_by_step = [cross_entropy(decoder(step), labels, num_items) for step in features]
     return weighted_sum(losses_by_step, weights), torch.stack([loss.detach() for loss in losses_by_step])
+
+
+def next_token_loss(h: Tensor, head: nn.Linear, labels: Tensor, num_items: Tensor | int | None = None) -> Tensor:
+    """h: (B, T, d); labels: the tokens themselves, (B, T), −100 where nothing is predicted. Each predicts the next one."""
+    targets = torch.full_like(labels, IGNORE)
+    targets[:, :-1] = labels[:, 1:]
+    loss, _ = step_weighted_loss([h.flatten(0, 1)], head, targets.flatten(), [1.0], num_items)
+    return loss

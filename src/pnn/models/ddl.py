@@ -39,7 +39,7 @@ from pnn.nn.delta_rule import (
 )
 from pnn.nn.delta_stream import Sublayer
 from pnn.nn.pointwise import computed_in, for_kernels, untouched
-from pnn.objectives import IGNORE, step_weighted_loss
+from pnn.objectives import next_token_loss
 
 RESIDUALS = ("delta", "write_only", "additive")
 COMPRESSORS = ("channel", "token")
@@ -430,11 +430,8 @@ class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
             output_gates=output_gates,
         )
         h = out.last_hidden_state
-        loss = logits = None
-        if labels is not None:
-            targets = torch.full_like(labels, IGNORE)  # of each token, the next one
-            targets[:, :-1] = labels[:, 1:]
-            loss, _ = step_weighted_loss([h.flatten(0, 1)], self.head, targets.flatten(), [1.0], num_items_in_batch)
+        logits = None
+        loss = None if labels is None else next_token_loss(h, self.head, labels, num_items_in_batch)
         if output_logits:
             logits = self.head(h[:, slice(-logits_to_keep, None)] if isinstance(logits_to_keep, int) else h[:, logits_to_keep])
         return CausalLMOutput(loss, logits, out.past_key_values, out.states, out.gates)

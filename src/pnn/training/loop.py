@@ -36,6 +36,7 @@ from pnn.errors import UserError
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.base import MaskedLMBase
+from pnn.models.lean import leave_out_logits
 from pnn.models.sections import build_model, compile_blocks, is_ours, model_config
 from pnn.nn.pointwise import kernels_compute
 from pnn.progress import Bars, say, track
@@ -204,6 +205,8 @@ class Trainer:
             model.head.fp8 = self.config.training.fp8
         elif self.config.training.fp8:
             raise UserError("training.fp8: only masked models have it")
+        if not is_ours(model):
+            leave_out_logits(model)
         return model
 
     def _restore(self) -> int:
