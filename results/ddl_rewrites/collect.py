@@ -36,7 +36,11 @@ QUESTIONS = {
     "Is it rewriting, and not the channels?": ("delta", "additive_expanded"),
     "Is it the erase term?": ("delta", "write_only"),
     "Does the token compressor help?": ("token", "delta"),
+    # asked after the losses were seen
+    "Does the whole design help, with the token compressor?": ("token", "additive"),
+    "Do gates and four channels help, without erasing?": ("write_only", "additive"),
 }
+CHOICES = {"piqa": 2, "winogrande": 2, "social_iqa": 3}  # of a question; four in the other tasks
 
 
 def copy_in(runs: Path) -> None:
@@ -47,7 +51,7 @@ def copy_in(runs: Path) -> None:
         where = str(Path(data.tokenizer).parent.parent)
         for name in ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json", "analysis/rewrites.json"):
             if (run / name).exists():  # few runs are analysed
-                text = (run / name).read_text(encoding="utf-8").replace(where, "DATA").replace(data.prepared, "prepared")
+                text = (run / name).read_text(encoding="utf-8").replace(data.prepared, "prepared").replace(where, "DATA")
                 write_text(folder / Path(name).name, text)
         picture = run / "figures" / "rewrites.png"
         if picture.exists():
@@ -124,6 +128,17 @@ def table(found: dict[str, dict[int, float]], speed: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def task_table(by_shots: dict[str, Any]) -> str:
+    """Accuracies on lm-eval's tasks, in per cent, ± 1.96 standard errors."""
+    lines = ["| task | questions | guessing | " + " | ".join(f"{shots}-shot" for shots in by_shots) + " |"]
+    lines.append("|---" * (3 + len(by_shots)) + "|")
+    for task, first in next(iter(by_shots.values()))["tasks"].items():
+        rows = [result["tasks"][task] for result in by_shots.values()]
+        found = " | ".join(f"{100 * row['accuracy']:.1f} ± {196 * row['standard_error']:.1f}" for row in rows)
+        lines.append(f"| {task} | {first['documents']:,} | {100 / CHOICES.get(task, 4):.1f} | {found} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         copy_in(Path(sys.argv[1]))
@@ -143,7 +158,7 @@ def main() -> None:
             "protocol": f"decoders of 30M parameters, {config.training.epochs:g} epoch of Wikipedia, "
             f"{config.training.effective_batch_size} rows of {config.data.max_length} tokens an update, one recipe for all; "
             f"loss on {evaluation['targets']:,} held-out tokens; "
-            "paired over seeds, each one order of the text for all; intervals are not widened for six questions",
+            "paired over seeds, each one order of the text for all; intervals are not widened for eight questions, of which the last two were asked after the losses were seen",
             "seeds": sorted({seed for by_seed in found.values() for seed in by_seed}),
             "metrics": {
                 "loss": {
@@ -160,11 +175,17 @@ def main() -> None:
         },
     )
     save(png(matched_curves(curves(speed))), HERE / "figures" / "curves.png")
+    put_in("table", table(found, speed))
+    put_in("tasks", task_table(read_json(MEASURED / "delta-0" / "evaluation.json")["tasks"]["shots"]))
+
+
+def put_in(name: str, text: str) -> None:
+    """Between the marks of this name in README.md."""
     readme = HERE / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition("<!-- table -->")
-    _, _, after = rest.partition("<!-- /table -->")
-    write_text(readme, f"{before}<!-- table -->\n{table(found, speed)}\n<!-- /table -->{after}")
-    print(table(found, speed))
+    before, _, rest = readme.read_text(encoding="utf-8").partition(f"<!-- {name} -->")
+    _, _, after = rest.partition(f"<!-- /{name} -->")
+    write_text(readme, f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->{after}")
+    print(text, end="\n\n")
 
 
 if __name__ == "__main__":
