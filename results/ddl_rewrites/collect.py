@@ -158,7 +158,8 @@ def main() -> None:
             "protocol": f"decoders of 30M parameters, {config.training.epochs:g} epoch of Wikipedia, "
             f"{config.training.effective_batch_size} rows of {config.data.max_length} tokens an update, one recipe for all; "
             f"loss on {evaluation['targets']:,} held-out tokens; "
-            "paired over seeds, each one order of the text for all; intervals are not widened for eight questions, of which the last two were asked after the losses were seen",
+            "paired over seeds, each one order of the text for all; intervals are not widened for eight questions, "
+            "of which the last two were asked after the losses were seen",
             "seeds": sorted({seed for by_seed in found.values() for seed in by_seed}),
             "metrics": {
                 "loss": {
