@@ -33,6 +33,11 @@ def test_every_task_is_read_from_its_official_files(name, task_files):
 def test_texts_of_the_tasks_with_a_form_of_their_own():
     row = {"text": "The cup fell because it was wet .", "span1_text": "The cup", "span1_index": 0, "span2_text": "it"}
     assert TASKS["wsc"].texts({**row, "span2_index": 4}) == (("* The cup * fell because # it # was wet .", None),)
+    missed = {"text": "The cup fell because it was wet.", "span1_text": "the cup", "span1_index": 1, "span2_text": "wet"}
+    # some indices of the official files miss the span by one word
+    assert TASKS["wsc"].texts({**missed, "span2_index": 5}) == (("* The cup * fell because it was # wet. #", None),)
+    elsewhere = {**missed, "span1_text": "a dog", "span1_index": 2}  # not in the text: where the index says
+    assert TASKS["wsc"].texts({**elsewhere, "span2_index": 6}) == (("The cup * fell because * it was # wet. #", None),)
     copa = TASKS["copa"].texts({"premise": "I fell.", "choice1": "A.", "choice2": "B.", "question": "cause"})
     assert copa == (("I fell. What was the cause of this?", "A."), ("I fell. What was the cause of this?", "B."))
     wic = {"text": "Word: set. Sentence 1: A set . Sentence 2: Set it .", "label": 1}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from string import punctuation
 from typing import Any
 
 from pnn.errors import UserError, did_you_mean
@@ -87,16 +88,29 @@ def _wic(row: Row) -> tuple[Pair, ...]:
 
 
 def _wsc(row: Row) -> tuple[Pair, ...]:
-    words = row["text"].split(" ")
+    words = row["text"].split()
     spans = []
     for number, mark in ((1, "*"), (2, "#")):
-        start, length = row[f"span{number}_index"], len(row[f"span{number}_text"].split())
-        if not isinstance(start, int) or not 0 <= start < len(words):
-            raise ValueError(f"span{number}_index is {start!r}, but the text has {len(words)} words")
-        spans.append((start, start + length, mark))
+        index, span = row[f"span{number}_index"], row[f"span{number}_text"].split()
+        if not isinstance(index, int) or not 0 <= index < len(words):
+            raise ValueError(f"span{number}_index is {index!r}, but the text has {len(words)} words")
+        start = _find_span(words, span, index)
+        spans.append((start, start + len(span), mark))
     for start, end, mark in sorted(spans, reverse=True):  # from the back: places before it stay as they are
         words[start:end] = [mark, *words[start:end], mark]
     return ((" ".join(words), None),)
+
+
+def _find_span(words: list[str], span: list[str], index: int) -> int:
+    """Where the span stands: some of the official files' indices miss it by one word."""
+
+    def bare(some: list[str]) -> list[str]:
+        return [word.strip(punctuation).lower() for word in some]
+
+    for start in (index, index + 1, index - 1):
+        if start >= 0 and bare(words[start : start + len(span)]) == bare(span):
+            return start
+    return index
 
 
 def _flatten_wsc(row: Row) -> list[Row]:
