@@ -51,6 +51,10 @@ def test_broken_lines_of_qqp_are_left_out_and_counted(files):
     path.write_text(path.read_text() + "24\t1\t2\ta question with\n a line break\tanother\t1\n")
     data = read_local(TASKS["qqp"], files)
     assert (len(data.train), data.broken_lines) == (24, 2)
+    path = files / "glue" / "QQP" / "test.tsv"  # but no line of a test set may go: the server wants an answer to each
+    path.write_text(path.read_text() + "7\ta question\n")
+    with pytest.raises(UserError, match=r"test\.tsv, line 9: 2 columns, not 3; QQP has the columns question1, question2, id"):
+        read_local(TASKS["qqp"], files)
 
 
 @pytest.mark.parametrize(

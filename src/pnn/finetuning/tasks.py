@@ -41,7 +41,7 @@ class Task:
     tests: dict[str, str] = field(default_factory=dict)  # name of the submission's file → the file that is predicted
     flatten: Callable[[Row], list[Row]] | None = None  # from a line of JSON to rows
     headerless: tuple[str, ...] = ()  # columns of training and dev files that have no header
-    broken_lines: bool = False  # the official file has lines that everybody leaves out
+    broken_lines: bool = False  # the official training and dev files have lines that everybody leaves out
     written: tuple[str, ...] = ()  # labels as a submission writes them, where files write them differently
     choices: int = 0  # candidates that are scored against each other; 0: none, a label is predicted
 
@@ -198,7 +198,7 @@ TASKS: dict[str, Task] = {
             BINARY,
             "accuracy",
             "f1",
-            broken_lines=True,  # some questions of the official file have line breaks in them
+            broken_lines=True,  # some questions have line breaks in them
         ),
         _glue(
             "mnli",
