@@ -249,7 +249,7 @@ TASKS: dict[str, Task] = {
         _superglue("multirc", "MultiRC", "paragraph question answer", _multirc, BINARY, "f1a", "em", flatten=_flatten_multirc),
     )
 }
-DIAGNOSTICS = ("AX", "AX-b", "AX-g")  # predicted by another task's model; their files may be absent
+DIAGNOSTICS = {"AX": "ax", "AX-b": "axb", "AX-g": "axg"}  # predicted by another task's model; to the hub's name
 GROUPS = {
     "all": list(TASKS),
     "glue": [name for name, task in TASKS.items() if task.benchmark == GLUE],
