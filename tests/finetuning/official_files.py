@@ -27,10 +27,10 @@ def jsonl(path: Path, rows: list[dict]) -> None:
 
 
 def write_glue(root: Path, train: int, dev: int) -> None:
-    def files(folder, header, make, test_header, make_test, train_file="train.tsv", dev_file="dev.tsv", test="test.tsv"):
-        for file, first, count in ((train_file, 0, train), (dev_file, 1000, dev)):
+    def files(folder, header, make, test_header, make_test):
+        for file, first, count in (("train.tsv", 0, train), ("dev.tsv", 1000, dev)):
             tsv(root / folder / file, header, [make(i) for i in range(first, first + count)])
-        tsv(root / folder / test, test_header, [make_test(i) for i in range(7)])
+        tsv(root / folder / "test.tsv", test_header, [make_test(i) for i in range(7)])
 
     def pair(i):
         return [sentence(i), sentence(i + 5)]
@@ -44,7 +44,7 @@ def write_glue(root: Path, train: int, dev: int) -> None:
     files("SST-2", ["sentence", "label"], lambda i: [sentence(i), str(i % 2)], [*index, "sentence"], lambda i: [str(i), "bad"])
     files(
         "MRPC",
-        ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"],
+        ["\ufeffQuality", "#1 ID", "#2 ID", "#1 String", "#2 String"],  # the original file starts with a byte order mark
         lambda i: [str(i % 2), "1", "2", *pair(i)],
         ["index", "#1 ID", "#2 ID", "#1 String", "#2 String"],
         lambda i: [str(i), "1", "2", *pair(i)],
@@ -64,16 +64,18 @@ def write_glue(root: Path, train: int, dev: int) -> None:
         ["id", "question1", "question2"],
         lambda i: [str(i), *pair(i)],
     )
+    parses = [f"sentence{number}{kind}_parse" for kind in ("_binary", "") for number in (1, 2)]
+    before = ["index", "promptID", "pairID", "genre", *parses]
+
+    def mnli(i, labels):
+        ours = ("entailment", "neutral", "contradiction")[i % 3]
+        return [str(i), "1", "1e", "fiction", *["( ( a ) )"] * 4, *pair(i), *["neutral"] * labels, ours]
+
+    tsv(root / "MNLI" / "train.tsv", [*before, *two, "label1", "gold_label"], [mnli(i, 1) for i in range(train)])
     for which in ("matched", "mismatched"):
-        files(
-            "MNLI",
-            ["index", "promptID", "pairID", "genre", *two, "label1", "gold_label"],
-            lambda i: [str(i), "1", "1e", "fiction", *pair(i), "neutral", ("entailment", "neutral", "contradiction")[i % 3]],
-            ["index", "promptID", *two],
-            lambda i: [str(i), "1", *pair(i)],
-            dev_file=f"dev_{which}.tsv",
-            test=f"test_{which}.tsv",
-        )
+        header = [*before, *two, *(f"label{number}" for number in range(1, 6)), "gold_label"]
+        tsv(root / "MNLI" / f"dev_{which}.tsv", header, [mnli(i, 5) for i in range(1000, 1000 + dev)])
+        tsv(root / "MNLI" / f"test_{which}.tsv", [*before, *two], [mnli(i, 0)[:-1] for i in range(7)])
     tsv(root / "diagnostic" / "diagnostic.tsv", [*index, *two], [[str(i), *pair(i)] for i in range(7)])
     files(
         "QNLI",

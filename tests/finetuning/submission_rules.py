@@ -1,5 +1,6 @@
 """The rules that the benchmarks publish for submissions (gluebenchmark.com/faq, super.gluebenchmark.com/faq), written without
-looking at what writes the files."""
+looking at what writes the files, and compared with what the benchmarks' own toolkit writes (github.com/nyu-mll/jiant:
+jiant/evaluate.py of version 1, jiant/scripts/benchmarks/benchmarks.py of version 2)."""
 
 import json
 

@@ -33,6 +33,11 @@ def test_every_task_is_read_from_its_official_files(name, task_files):
 def test_texts_of_the_tasks_with_a_form_of_their_own():
     row = {"text": "The cup fell because it was wet .", "span1_text": "The cup", "span1_index": 0, "span2_text": "it"}
     assert TASKS["wsc"].texts({**row, "span2_index": 4}) == (("* The cup * fell because # it # was wet .", None),)
+    missed = {"text": "The cup fell because it was wet.", "span1_text": "the cup", "span1_index": 1, "span2_text": "wet"}
+    # some indices of the official files miss the span by one word
+    assert TASKS["wsc"].texts({**missed, "span2_index": 5}) == (("* The cup * fell because it was # wet. #", None),)
+    elsewhere = {**missed, "span1_text": "a dog", "span1_index": 2}  # not in the text: where the index says
+    assert TASKS["wsc"].texts({**elsewhere, "span2_index": 6}) == (("The cup * fell because * it was # wet. #", None),)
     copa = TASKS["copa"].texts({"premise": "I fell.", "choice1": "A.", "choice2": "B.", "question": "cause"})
     assert copa == (("I fell. What was the cause of this?", "A."), ("I fell. What was the cause of this?", "B."))
     wic = {"text": "Word: set. Sentence 1: A set . Sentence 2: Set it .", "label": 1}
@@ -46,6 +51,10 @@ def test_broken_lines_of_qqp_are_left_out_and_counted(files):
     path.write_text(path.read_text() + "24\t1\t2\ta question with\n a line break\tanother\t1\n")
     data = read_local(TASKS["qqp"], files)
     assert (len(data.train), data.broken_lines) == (24, 2)
+    path = files / "glue" / "QQP" / "test.tsv"  # but no line of a test set may go: the server wants an answer to each
+    path.write_text(path.read_text() + "7\ta question\n")
+    with pytest.raises(UserError, match=r"test\.tsv, line 9: 2 columns, not 3; QQP has the columns question1, question2, id"):
+        read_local(TASKS["qqp"], files)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +123,12 @@ class TestHub:
     def load(self, monkeypatch, splits, features):
         import datasets
 
+        self.asked = []
+
         def load_dataset(repository, name):
-            self.asked = (repository, name)
+            self.asked.append((repository, name))
+            if name in ("ax", "axb", "axg"):
+                raise ConnectionError("not in the cache")
             kinds = datasets.Features(features)
             return {split: datasets.Dataset.from_dict(columns, features=kinds) for split, columns in splits.items()}
 
@@ -130,9 +143,9 @@ class TestHub:
         names = ClassLabel(names=["entailment", "neutral", "contradiction"])
         self.load(monkeypatch, {"train": rows, **splits}, {"premise": text, "hypothesis": text, "label": names, "idx": index})
         data = read_hub(TASKS["mnli"])
-        assert self.asked == ("nyu-mll/glue", "mnli")
+        assert self.asked == [("nyu-mll/glue", "mnli"), ("nyu-mll/glue", "ax")]
         assert [(one.texts, one.label) for one in data.train] == [((("a", "c"),), 2), ((("b", "d"),), 0)]
-        assert set(data.tests) == {"MNLI-m", "MNLI-mm"}
+        assert set(data.tests) == {"MNLI-m", "MNLI-mm"}  # a diagnostic set may be absent
 
         rows = {"sentence": ["a", "b"], "label": [1, 0], "idx": [0, 1]}
         names = ClassLabel(names=["unacceptable", "acceptable"])
@@ -141,6 +154,28 @@ class TestHub:
         data = read_hub(TASKS["cola"])
         assert [one.label for one in data.dev["dev"]] == [1, 0]
         assert [one.label for one in data.tests["CoLA"]] == [None, None]
+
+    @pytest.mark.parametrize(("task", "diagnostics"), [("mnli", ["AX"]), ("superglue_rte", ["AX-g", "AX-b"])])
+    def test_diagnostic_sets_are_data_sets_of_their_own(self, monkeypatch, task, diagnostics):
+        import datasets
+
+        def load_dataset(_, name):
+            first, second = ("sentence1", "sentence2") if name == "axb" else ("premise", "hypothesis")
+            rows = {first: [name, "b"], second: ["c", "d"], "label": [0, 1], "idx": [0, 1]}
+            text, names = datasets.Value("string"), datasets.ClassLabel(names=list(TASKS[task].labels))
+            kinds = {first: text, second: text, "label": names, "idx": datasets.Value("int32")}
+            splits = ["test"] if name in ("ax", "axb", "axg") else ["train", *TASKS[task].hub_splits().values()]
+            return {split: datasets.Dataset.from_dict(rows, features=datasets.Features(kinds)) for split in splits}
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        data = read_hub(TASKS[task])
+        assert set(data.tests) == set(TASKS[task].tests)
+        for one in diagnostics:
+            hub = one.lower().replace("-", "")
+            assert [(row.index, row.texts, row.label) for row in data.tests[one]] == [
+                (0, ((hub, "c"),), None),
+                (1, (("b", "d"),), None),
+            ]
 
     def test_without_the_package_or_the_hub(self, monkeypatch):
         real = builtins.__import__

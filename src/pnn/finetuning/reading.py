@@ -123,7 +123,7 @@ class _Reader:
         for number, line in lines:
             fields = line.split("\t")
             if len(fields) < len(header):
-                if not self.task.broken_lines:
+                if not (labelled and self.task.broken_lines):  # a submission without an answer to a test's line is refused
                     raise UserError(f"{path}, line {number}: {len(fields)} columns, not {len(header)}; {self._form(labelled)}")
                 self.broken += 1
                 continue
@@ -198,11 +198,20 @@ def read_hub(task: Task) -> TaskData:
     def examples(split: str, labelled: bool) -> list[Example]:
         return [_from_hub(task, row, found[split].features, labelled) for row in found[split]]
 
+    tests = {one: examples(splits[one], False) for one in task.tests if one not in DIAGNOSTICS}
+    for one in task.tests:
+        if one in DIAGNOSTICS:
+            try:
+                diagnostic = datasets.load_dataset(repository, DIAGNOSTICS[one])["test"]
+            except Exception:  # they may be absent, as local files may: training does not need them
+                continue
+            rows = [row if task.flatten is None else task.flatten(row)[0] for row in diagnostic]
+            tests[one] = [_from_hub(task, row, diagnostic.features, labelled=False) for row in rows]
     return TaskData(
         task,
         train=examples("train", True),
         dev={one: examples(splits[one], True) for one in task.dev},
-        tests={one: examples(splits[one], False) for one in task.tests if one not in DIAGNOSTICS},
+        tests=tests,
         source=f"{repository}, {name}, from the hub",
         checksums={},
     )

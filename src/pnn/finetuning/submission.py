@@ -5,7 +5,9 @@
     SuperGLUE   BoolQ.jsonl …: {"idx": 0, "label": "true"} a line; COPA's labels are numbers, MultiRC's lines are passages:
                 {"idx": 0, "passage": {"questions": [{"idx": 0, "answers": [{"idx": 0, "label": 1}, …]}, …]}}
 
-A submission is a zip of such files without folders: `zip -j submission.zip runs/NAME/*/predictions/*.tsv`.
+A submission is a zip of such files without folders: `zip -j submission.zip runs/NAME/*/predictions/*.tsv`. The servers want
+a file for every task and diagnostic set. SuperGLUE's wants one for ReCoRD too, which is none of the tasks here: it has to come
+from elsewhere, say from the sample submission.
 """
 
 from __future__ import annotations
