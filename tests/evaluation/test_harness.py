@@ -216,24 +216,20 @@ def test_llama_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, lla
     compare(json.loads(out)["shots"]["0"], through_lm_eval(command, llama, hub, 0, tmp_path / "out"))
 
 
-def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, ddl, files, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(ddl, run / "checkpoints" / "best")
-    (run / "config.yaml").write_text("name: run\n")
-    (run / "evaluation.json").write_text('{"loss": 2.5, "tasks": {"old": 1}}')
-    options = ("--tasks", "piqa,winogrande", "--task-files", files, "--limit", 5)
+@pytest.fixture
+def run(ddl, tmp_path) -> Path:
+    """A run folder that was evaluated on text and, before another training, on a task."""
+    shutil.copytree(ddl, tmp_path / "run" / "checkpoints" / "best")
+    (tmp_path / "run" / "config.yaml").write_text("name: run\n")
+    (tmp_path / "run" / "evaluation.json").write_text('{"loss": 2.5, "tasks": {"checkpoint": "old", "shots": {"5": {}}}}')
+    return tmp_path / "run"
+
+
+def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, run, ddl, files):
+    options = ("--tasks", "piqa,winogrande", "--task-files", files)
     code, out, err = pnn_command("evaluate", run, *options)
     assert code == 0, err
-    for words in (
-        "piqa",
-        "winogrande",
-        "acc_norm",
-        "average",
-        "0-shot",
-        "1-shot",
-        "never the one that is asked",
-        "first 5 documents",
-    ):
+    for words in ("piqa", "winogrande", "acc_norm", "average", "0-shot", "1-shot", "never the one that is asked"):
         assert words in out
     held = json.loads((run / "evaluation.json").read_text())
     assert held["loss"] == 2.5
@@ -242,7 +238,7 @@ def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, ddl, file
     for shots, result in held["tasks"]["shots"].items():
         assert set(result["tasks"]) == {"piqa", "winogrande"}
         piqa = result["tasks"]["piqa"]
-        assert (piqa["metric"], piqa["documents"], piqa["shots"]) == ("acc_norm", 5, int(shots))
+        assert (piqa["metric"], piqa["documents"], piqa["shots"]) == ("acc_norm", 8, int(shots))
         assert set(piqa["by_metric"]) == {"acc", "acc_norm"}
         assert piqa["accuracy"] == piqa["by_metric"]["acc_norm"]["accuracy"]
         errors = [row["standard_error"] for row in result["tasks"].values()]
@@ -250,6 +246,31 @@ def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, ddl, file
     code, out, _ = pnn_command("evaluate", ddl, *options, "--shots", "0", "--batch-tokens", 1, "--json")
     one_by_one = json.loads(out)["shots"]["0"]
     assert one_by_one["tasks"] == held["tasks"]["shots"]["0"]["tasks"]  # whatever the batch, padding has no part in it
+
+
+def test_a_task_joins_those_that_were_measured_before(pnn_command, run, files):
+    def measure(tasks: str, shots: str) -> dict[str, dict]:
+        code, out, err = pnn_command("evaluate", run, "--task-files", files, "--tasks", tasks, "--shots", shots, "--json")
+        assert code == 0, err
+        result = json.loads(out)["shots"]
+        assert {name for one in result.values() for name in one["tasks"]} == set(tasks.split(","))  # what was asked for
+        return result
+
+    first, second, third = measure("piqa,sciq", "0,1"), measure("winogrande", "0"), measure("sciq", "2")
+    held = json.loads((run / "evaluation.json").read_text())["tasks"]["shots"]
+    assert held["0"]["tasks"] == first["0"]["tasks"] | second["0"]["tasks"]
+    accuracies = [row["accuracy"] for row in held["0"]["tasks"].values()]
+    assert held["0"]["average"]["accuracy"] == pytest.approx(sum(accuracies) / 3)
+    assert held["1"] == first["1"]
+    assert held["2"] == third["2"]
+
+
+def test_a_trial_on_a_few_documents_is_not_kept(pnn_command, run, files):
+    before = (run / "evaluation.json").read_bytes()
+    code, out, err = pnn_command("evaluate", run, "--tasks", "piqa", "--task-files", files, "--limit", 5)
+    assert code == 0, err
+    assert "first 5 documents" in out
+    assert (run / "evaluation.json").read_bytes() == before
 
 
 def test_a_single_document_has_no_standard_error_and_the_model_comes_back_as_it_was(ddl, files):
