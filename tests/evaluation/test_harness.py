@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,8 @@ def through_lm_eval(hub, tmp_path, monkeypatch):
         options |= {"--tasks": ",".join(f"same_{name}" for name in TASKS), "--num_fewshot": shots, "--device": "cpu"}
         arguments = [str(word) for option in (options | {"--batch_size": 8, "--limit": 6}).items() for word in option]
         monkeypatch.setattr(sys, "argv", ["lm_eval", *arguments])
+        few = partial(lm_eval.tasks.TaskManager, include_defaults=False)  # thousands of tasks that nobody asks for
+        monkeypatch.setattr(lm_eval.tasks, "TaskManager", few)
         lm_eval.__main__.cli_evaluate()
         (written,) = tmp_path.rglob("results*.json")
         return json.loads(written.read_text())["results"]
