@@ -1,5 +1,7 @@
-"""Every notebook runs from top to bottom in a real kernel, on a tiny run in place of the quickstart's."""
+"""Every notebook runs from top to bottom in a real kernel, on a tiny run in place of the quickstart's. One kernel serves all,
+emptied before each: importing torch again would take most of the time."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,17 +10,28 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 pytest.importorskip("nbclient", reason="nbclient and ipykernel come with the dev extra")
 
 
+@pytest.fixture(scope="module")
+def kernel(trained_run):
+    from jupyter_client.manager import KernelManager
+
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(env=os.environ | {"PNN_RUN": str(trained_run)})
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, trained_run, monkeypatch):
+def test_a_notebook_runs(path, kernel):
     import nbformat
     from nbclient import NotebookClient
 
-    monkeypatch.setenv("PNN_RUN", str(trained_run))
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # what is committed was not run somewhere else
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    emptied = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
+    for one in (emptied, notebook):
+        NotebookClient(one, timeout=120, km=kernel).execute(cleanup_kc=False)
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in shown)
     assert not any(output["output_type"] == "error" for output in shown)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from pnn.bench.heads import heads_benchmark, take_turns
+from pnn.bench.heads import heads_benchmark
 from pnn.bench.run import check
 from pnn.config import load_config
 from pnn.errors import UserError
@@ -25,13 +25,6 @@ def test_three_models_and_taylor_scores(backward):
     assert result["ratios"]["half_heads_removed_vs_masked"] == rows["masked"] / rows["removed"]
     assert result["rows"][0]["what"] == ("forward and backward" if backward else "forward")
     assert result["rows"][3]["rows"] == 8
-
-
-def test_runs_take_turns():
-    order = []
-    times = take_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, torch.device("cpu"), 0.0)
-    assert order == ["a", "b"] * (len(order) // 2)
-    assert len(times["a"]) == len(times["b"]) == 3
 
 
 def test_a_decoder_of_transformers_has_no_row_in_pnn_bench():

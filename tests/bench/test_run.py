@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -186,17 +184,15 @@ def test_bad_input_is_one_sentence(pnn_command, tiny_config, tmp_path, arguments
 
 
 @pytest.mark.slow
-def test_the_command_in_a_process_of_its_own(pair, tmp_path):
-    """The default file name, a table that fits a terminal, and nothing left behind beside the file."""
-    command = ["-m", "pnn", "bench", str(pair[1]), "--what", "train,processes", "--seconds", "0.1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_rows_of_one_process_and_of_two(pnn_command, pair, tmp_path, monkeypatch):
+    """In real processes. The default file name, a table that fits a terminal, and nothing left behind beside the file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    code, printed, err = pnn_command("bench", pair[1], "--what", "train,processes", "--seconds", 0.1)
+    assert code == 0, err
     out = tmp_path / "benchmarks" / "results" / f"train-cpu-{os.cpu_count()}-cores.json"
-    assert f"Wrote {out.relative_to(tmp_path)}" in done.stdout
-    assert "transformers bert" in done.stdout
+    assert f"Wrote {out.relative_to(tmp_path)}" in printed
+    assert "transformers bert" in printed
     result = json.loads(out.read_text())
     rows = rows_by_name(result)
     for name, count in (("1 process", 1), ("2 processes", 2)):
@@ -204,7 +200,7 @@ def test_the_command_in_a_process_of_its_own(pair, tmp_path):
         assert (row["processes"], row["threads_per_process"]) == (count, 1)
         assert row["shapes"]["effective_batch_size"] == 16
     assert result["ratios"]["two_processes_vs_one"] > 0
-    assert "two_processes_vs_one" in done.stdout
+    assert "two_processes_vs_one" in printed
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 

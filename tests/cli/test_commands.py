@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,8 +40,29 @@ def little_text(tmp_path: Path) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
+@pytest.fixture
+def forked(start_pnn, monkeypatch):
+    """What quickstart starts are forks that have imported torch already. (The documentation's first page starts real ones.)"""
+
+    def start(command, env, stdout, stderr):
+        assert command[:3] == [sys.executable, "-m", "pnn"]
+        process = start_pnn(*command[3:], env=env)
+        poll = process.poll
+
+        def poll_and_say() -> int | None:
+            code = poll()
+            if code is not None:
+                stderr.write(process.output().encode())
+            return code
+
+        process.poll = poll_and_say
+        return process
+
+    monkeypatch.setattr("pnn.quickstart.subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+
+
 @pytest.mark.slow
-def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_command, undrawn, tmp_path):
+def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_command, forked, undrawn, tmp_path):
     """The real command at its real configs, cut to a few updates on little text."""
     folder = tmp_path / "quickstart"
     command = ["quickstart", "--output", folder, *little_text(tmp_path), "--set", "training.max_steps=12"]
@@ -61,7 +83,7 @@ def test_quickstart_makes_both_runs_and_the_page_and_keeps_what_is_done(pnn_comm
 
 
 @pytest.mark.slow
-def test_quickstart_names_the_model_whose_config_is_wrong(pnn_command, tmp_path):
+def test_quickstart_names_the_model_whose_config_is_wrong(pnn_command, forked, tmp_path):
     """The second process fails at once, while the first still trains."""
     words = (*little_text(tmp_path), "--set", "model.num_steps=3")
     code, _, err = pnn_command("quickstart", "--output", tmp_path / "quickstart", *words)

@@ -2,10 +2,9 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from pnn.evaluation.reading import load_decoder
 from pnn.evaluation.task_files import TASKS, read_documents, write_tasks
 
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
+import lm_eval.__main__
 import lm_eval.tasks
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -173,16 +173,23 @@ def test_a_document_is_never_its_own_example(files, tmp_path):
             assert not own, (name, context)
 
 
-def through_lm_eval(command: list[str], model: Path, hub: Path, shots: int, out: Path) -> dict[str, dict[str, float]]:
-    """lm-eval's own command in a process of its own."""
-    options = {"--model": "hf", "--model_args": f"pretrained={model}", "--include_path": hub, "--output_path": out}
-    options |= {"--tasks": ",".join(f"same_{name}" for name in TASKS), "--num_fewshot": shots, "--device": "cpu"}
-    arguments = [str(word) for option in (options | {"--batch_size": 8, "--limit": 6}).items() for word in option]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (written,) = out.rglob("results*.json")
-    return json.loads(written.read_text())["results"]
+@pytest.fixture
+def through_lm_eval(hub, tmp_path, monkeypatch):
+    """lm-eval's own command, in this process (importing it and torch again would take most of the time). `import pnn` is all
+    that it has of ours: our models are then known to transformers."""
+
+    def evaluate(model: Path, shots: int) -> dict[str, dict[str, float]]:
+        options = {"--model": "hf", "--model_args": f"pretrained={model}", "--include_path": hub, "--output_path": tmp_path}
+        options |= {"--tasks": ",".join(f"same_{name}" for name in TASKS), "--num_fewshot": shots, "--device": "cpu"}
+        arguments = [str(word) for option in (options | {"--batch_size": 8, "--limit": 6}).items() for word in option]
+        monkeypatch.setattr(sys, "argv", ["lm_eval", *arguments])
+        few = partial(lm_eval.tasks.TaskManager, include_defaults=False)  # thousands of tasks that nobody asks for
+        monkeypatch.setattr(lm_eval.tasks, "TaskManager", few)
+        lm_eval.__main__.cli_evaluate()
+        (written,) = tmp_path.rglob("results*.json")
+        return json.loads(written.read_text())["results"]
+
+    return evaluate
 
 
 def compare(result: dict, expected: dict[str, dict[str, float]]) -> None:
@@ -199,41 +206,35 @@ def compare(result: dict, expected: dict[str, dict[str, float]]) -> None:
 
 
 @pytest.mark.slow
-def test_ddl_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, ddl, files, hub, tmp_path):
-    code, out, err = pnn_command("evaluate", ddl, "--tasks", "all", "--task-files", files, "--limit", 6, "--json")
+def test_ddl_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, ddl, files, through_lm_eval):
+    options = ("--tasks", "all", "--shots", "1", "--task-files", files, "--limit", 6, "--json")
+    code, out, err = pnn_command("evaluate", ddl, *options)
     assert code == 0, err
-    by_shots = json.loads(out)["shots"]
-    launch = [sys.executable, "-c", "import pnn, lm_eval.__main__; lm_eval.__main__.cli_evaluate()"]  # registers our models
-    compare(by_shots["1"], through_lm_eval(launch, ddl, hub, 1, tmp_path / "out"))
+    compare(json.loads(out)["shots"]["1"], through_lm_eval(ddl, 1))
 
 
 @pytest.mark.slow
-def test_llama_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, llama, files, hub, tmp_path):
+def test_llama_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, llama, files, through_lm_eval):
     options = ("--tasks", "all", "--shots", "0", "--task-files", files, "--limit", 6, "--json")
     code, out, err = pnn_command("evaluate", llama, *options)
     assert code == 0, err
-    command = [str(Path(sys.executable).parent / "lm_eval")]
-    compare(json.loads(out)["shots"]["0"], through_lm_eval(command, llama, hub, 0, tmp_path / "out"))
+    compare(json.loads(out)["shots"]["0"], through_lm_eval(llama, 0))
 
 
-def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, ddl, files, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(ddl, run / "checkpoints" / "best")
-    (run / "config.yaml").write_text("name: run\n")
-    (run / "evaluation.json").write_text('{"loss": 2.5, "tasks": {"old": 1}}')
-    options = ("--tasks", "piqa,winogrande", "--task-files", files, "--limit", 5)
+@pytest.fixture
+def run(ddl, tmp_path) -> Path:
+    """A run folder that was evaluated on text and, before another training, on a task."""
+    shutil.copytree(ddl, tmp_path / "run" / "checkpoints" / "best")
+    (tmp_path / "run" / "config.yaml").write_text("name: run\n")
+    (tmp_path / "run" / "evaluation.json").write_text('{"loss": 2.5, "tasks": {"checkpoint": "old", "shots": {"5": {}}}}')
+    return tmp_path / "run"
+
+
+def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, run, ddl, files):
+    options = ("--tasks", "piqa,winogrande", "--task-files", files)
     code, out, err = pnn_command("evaluate", run, *options)
     assert code == 0, err
-    for words in (
-        "piqa",
-        "winogrande",
-        "acc_norm",
-        "average",
-        "0-shot",
-        "1-shot",
-        "never the one that is asked",
-        "first 5 documents",
-    ):
+    for words in ("piqa", "winogrande", "acc_norm", "average", "0-shot", "1-shot", "never the one that is asked"):
         assert words in out
     held = json.loads((run / "evaluation.json").read_text())
     assert held["loss"] == 2.5
@@ -242,7 +243,7 @@ def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, ddl, file
     for shots, result in held["tasks"]["shots"].items():
         assert set(result["tasks"]) == {"piqa", "winogrande"}
         piqa = result["tasks"]["piqa"]
-        assert (piqa["metric"], piqa["documents"], piqa["shots"]) == ("acc_norm", 5, int(shots))
+        assert (piqa["metric"], piqa["documents"], piqa["shots"]) == ("acc_norm", 8, int(shots))
         assert set(piqa["by_metric"]) == {"acc", "acc_norm"}
         assert piqa["accuracy"] == piqa["by_metric"]["acc_norm"]["accuracy"]
         errors = [row["standard_error"] for row in result["tasks"].values()]
@@ -250,6 +251,31 @@ def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, ddl, file
     code, out, _ = pnn_command("evaluate", ddl, *options, "--shots", "0", "--batch-tokens", 1, "--json")
     one_by_one = json.loads(out)["shots"]["0"]
     assert one_by_one["tasks"] == held["tasks"]["shots"]["0"]["tasks"]  # whatever the batch, padding has no part in it
+
+
+def test_a_task_joins_those_that_were_measured_before(pnn_command, run, files):
+    def measure(tasks: str, shots: str) -> dict[str, dict]:
+        code, out, err = pnn_command("evaluate", run, "--task-files", files, "--tasks", tasks, "--shots", shots, "--json")
+        assert code == 0, err
+        result = json.loads(out)["shots"]
+        assert {name for one in result.values() for name in one["tasks"]} == set(tasks.split(","))  # what was asked for
+        return result
+
+    first, second, third = measure("piqa,sciq", "0,1"), measure("winogrande", "0"), measure("sciq", "2")
+    held = json.loads((run / "evaluation.json").read_text())["tasks"]["shots"]
+    assert held["0"]["tasks"] == first["0"]["tasks"] | second["0"]["tasks"]
+    accuracies = [row["accuracy"] for row in held["0"]["tasks"].values()]
+    assert held["0"]["average"]["accuracy"] == pytest.approx(sum(accuracies) / 3)
+    assert held["1"] == first["1"]
+    assert held["2"] == third["2"]
+
+
+def test_a_trial_on_a_few_documents_is_not_kept(pnn_command, run, files):
+    before = (run / "evaluation.json").read_bytes()
+    code, out, err = pnn_command("evaluate", run, "--tasks", "piqa", "--task-files", files, "--limit", 5)
+    assert code == 0, err
+    assert "first 5 documents" in out
+    assert (run / "evaluation.json").read_bytes() == before
 
 
 def test_a_single_document_has_no_standard_error_and_the_model_comes_back_as_it_was(ddl, files):

@@ -8,8 +8,11 @@ import copy
 import pytest
 import torch
 import transformers as hf
+from small_cycles import LENGTH, language
 
 import pnn
+from pnn.data.tokenizers import of_synthetic_language
+from pnn.plasticity import Text
 
 COMMON = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 40}
 LLAMA = COMMON | {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6}
@@ -46,6 +49,13 @@ BUILDERS = {
     "pnn bert": lambda: pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**OWN, num_hidden_layers=3)),
 }
 ENCODERS = ("bert", "pnn", "pnn bert")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_long_timing():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
+        yield
 
 
 def made(name: str) -> hf.PreTrainedModel:
@@ -119,3 +129,43 @@ def logits():
         return model(input_ids=ids, attention_mask=mask).logits * mask[..., None]
 
     return of
+
+
+# Models that read the embedded language --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return of_synthetic_language(LENGTH)
+
+
+@pytest.fixture(scope="session")
+def rows(tokenizer) -> torch.Tensor:
+    ids = [token for line in language().splitlines() for token in tokenizer.encode(line)]
+    return torch.tensor(ids[: len(ids) // LENGTH * LENGTH]).view(-1, LENGTH)
+
+
+@pytest.fixture(scope="session")
+def text(rows) -> Text:
+    return Text(rows[:-16], rows[-16:], source="embedded")
+
+
+@pytest.fixture(scope="session")
+def model_of(tokenizer):
+    """`model_of("gpt2")`: a fresh tiny model that reads the embedded language."""
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
+
+    def make(kind: str) -> hf.PreTrainedModel:
+        torch.manual_seed(3)
+        if kind == "gpt2":
+            config = hf.GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_head=4, n_layer=3, n_positions=LENGTH)
+            config.bos_token_id = config.eos_token_id = tokenizer.sep_token_id
+            return hf.GPT2LMHeadModel(config).eval()
+        if kind == "ddl":
+            return pnn.DDLForCausalLM(pnn.DDLConfig(**sizes, num_hidden_layers=3)).eval()
+        if kind == "bert":
+            return hf.BertForMaskedLM(hf.BertConfig(**sizes, intermediate_size=48, num_hidden_layers=3)).eval()
+        assert kind == "pnn"
+        return pnn.PNNForMaskedLM(pnn.PNNConfig(**sizes, intermediate_size=48, schedule=[0, 1, 2, 0])).eval()
+
+    return make

@@ -29,11 +29,6 @@ PLAN = StudySettings(seeds=2, learn_steps=4, learning_rate=1e-3, batch_rows=2, s
 FEW = [CONTROL, CYCLE, *(arm for arm in all_arms() if arm.prune_by == "random")]
 
 
-@pytest.fixture(autouse=True)
-def no_long_timing(monkeypatch):
-    monkeypatch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Two tiny models of one architecture, and a text."""
@@ -63,7 +58,6 @@ def unbroken(folder):
     """One study, whole."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
         run_study(Path("whole"), sources(), PLAN)
     return folder / "whole"
 

@@ -7,8 +7,10 @@ import torch
 from pnn import kernels
 from pnn.config import load_config
 from pnn.errors import UserError
+from pnn.models.sections import build_model, model_config
 from pnn.nn.pointwise import for_kernels
 from pnn.training.device import compiles, precision_of
+from pnn.training.recording import can_record
 
 
 @pytest.fixture
@@ -107,3 +109,26 @@ def test_kernels_are_for_16_bit_on_a_gpu_that_triton_knows_well(machine, there, 
     with FakeTensorMode():  # a tensor on a GPU, without one
         assert for_kernels(torch.empty(2, 8, dtype=dtype, device="cuda")) == taken
     assert not for_kernels(torch.empty(2, 8, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("section", "recorded"),
+    [
+        ({"type": "pnn", "max_position_embeddings": 128}, True),
+        ({"type": "pnn", "max_position_embeddings": 129}, False),  # longer than our kernel's
+        ({"type": "bert", "num_hidden_layers": 1, "max_position_embeddings": 128}, True),
+        ({"type": "bert", "num_hidden_layers": 1, "max_position_embeddings": 512}, False),
+        ({"type": "ddl", "num_hidden_layers": 1, "max_position_embeddings": 512}, True),  # rows of one length: nobody asks
+    ],
+)
+def test_a_pass_is_recorded_where_it_waits_for_nothing(machine, section, recorded):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 16}
+    model = build_model(model_config(sizes | section, vocab_size=20))
+    machine()
+    on_gpu = torch.device("cuda")
+    assert can_record(model, torch.bfloat16, on_gpu) == recorded
+    assert not can_record(model, torch.float16, on_gpu)  # has a loss scale to look at
+    assert not can_record(model, torch.bfloat16, torch.device("cpu"))
+    machine(capability=(7, 5))
+    assert not can_record(model, torch.bfloat16, on_gpu)

@@ -49,6 +49,23 @@ def test_a_batch_size_that_the_processes_cannot_share_is_answered_with_one_that_
         Plan.of(load_config("pnn_wikitext103"), None, processes=7)  # type: ignore[arg-type]
 
 
+def test_torchrun_hands_on_every_option_of_pnn_train():
+    """It looks for abbreviations of its own options behind the script too: `--run` would not arrive. (Behind its parser it is
+    what `accelerate launch` calls, below.)"""
+    import typer
+    from torch.distributed.run import parse_args
+
+    from pnn.cli import app, evaluate, train  # noqa: F401  (a command registers itself; one alone would have no name)
+
+    options = [name for option in typer.main.get_command(app).commands["train"].params for name in option.opts if "--" in name]
+    assert "--output" in options
+    for option in options:
+        words = ["train", "config.yaml", option, "value"]
+        assert parse_args(["--nproc-per-node", "2", "-m", "pnn", *words]).training_script_args == words
+    with pytest.raises(SystemExit):  # the trap is still there
+        parse_args(["--nproc-per-node", "2", "-m", "pnn", "train", "config.yaml", "--run", "value"])
+
+
 def free_port() -> str:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

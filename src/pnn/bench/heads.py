@@ -12,7 +12,6 @@ of the same model over the same data.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -21,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pnn.bench.timing import machine, synchronize
+from pnn.bench.timing import machine
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import heads, masked
 from pnn.plasticity.scores import mean_loss, prepared, score
 from pnn.plasticity.surgery import prune
+from pnn.turns import take_turns
 
-WARM_UP = 3  # turns before the clock
 SCORED_BATCHES = 4
 
 
@@ -67,23 +66,6 @@ def heads_benchmark(
         },
         "largest_difference_removed_and_masked": difference,
     }
-
-
-def take_turns(runs: dict[str, Callable[[], None]], device: torch.device, seconds: float) -> dict[str, list[float]]:
-    """Seconds of every turn of each."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(WARM_UP):
-        for run in runs.values():
-            run()
-    started = time.perf_counter()
-    while time.perf_counter() - started < seconds or len(next(iter(times.values()))) < WARM_UP:
-        for name, run in runs.items():
-            synchronize(device)
-            start = time.perf_counter()
-            run()
-            synchronize(device)
-            times[name].append(time.perf_counter() - start)
-    return times
 
 
 def _attentions(model: PreTrainedModel) -> list[nn.Module]:

@@ -15,6 +15,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from pnn.training.tracking import environment
+from pnn.turns import synchronize
 
 CALIBRATION = 2  # updates that say how many make a block
 GPU_PRODUCT, CPU_PRODUCT = 8192, 1024  # sides of the square matrices whose product is the yardstick
@@ -86,11 +87,6 @@ def time_updates(
     while not clock.tick(update()):
         pass
     return clock.result()
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # Memory -----------------------------------------------------------------------------------------------------------

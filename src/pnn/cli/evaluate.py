@@ -27,7 +27,9 @@ def evaluate(
         str | None, typer.Option(help="Examples in a task's prompt, several numbers with commas (default 0,1).")
     ] = None,
     task_files: Annotated[Path | None, typer.Option(help="Folder with the tasks' documents, if not from the hub.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many documents of each task.", min=1)] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first so many documents of each task; printed, not kept.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Accuracy and loss after every refinement step, on masks that are the same for every model; of a decoder, loss and

@@ -60,11 +60,12 @@ def evaluate_run_on_tasks(
     device: str | None = None,
 ) -> dict[str, Any]:
     """RUN's best checkpoint on `tasks`, with each number of examples in `shots`. A run folder keeps the result in its
-    evaluation.json, under `tasks`, beside what is there."""
+    evaluation.json, under `tasks`, beside what is there; with a limit it is only returned, as a trial."""
     _check_installed()
     checkpoint = runs.find_checkpoint(run)
     folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
-    held = folder / "evaluation.json" if folder is not None and Path(run).resolve() == folder else None
+    kept = folder is not None and Path(run).resolve() == folder and limit is None
+    held = folder / "evaluation.json" if folder is not None and kept else None
     _read_held(held)  # what is wrong with it or with the task files shows before hours of work
     if local is not None:
         for name in tasks:
@@ -89,7 +90,8 @@ def evaluate_run_on_tasks(
         "shots": by_shots,
     }
     if held is not None:
-        write_json(held, _read_held(held) | {"tasks": result})
+        before = _read_held(held)
+        write_json(held, before | {"tasks": _joined(before.get("tasks", {}), result)})
     return result
 
 
@@ -157,6 +159,20 @@ def evaluate_tasks(
         "tasks": rows,
         "average": _average(rows),
     }
+
+
+def _joined(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """The result, and what was measured before of the same checkpoint: other numbers of examples, and by the same protocol
+    other tasks."""
+    if any(before.get(key) != result[key] for key in ("checkpoint", "parameters", "precision")):
+        return result
+    shots = before["shots"] | result["shots"]
+    for number in before["shots"].keys() & result["shots"].keys():
+        old, new = before["shots"][number], result["shots"][number]
+        if old["protocol"] == new["protocol"]:
+            rows = old["tasks"] | new["tasks"]
+            shots[number] = new | {"tasks": rows, "average": _average(rows)}
+    return result | {"shots": shots}
 
 
 def _row(name: str, num_fewshot: int, measured: dict[str, Any]) -> dict[str, Any]:

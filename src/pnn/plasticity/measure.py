@@ -15,8 +15,7 @@ product with the vocabulary counts for predicted tokens only. In a causal model 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -35,6 +34,7 @@ from pnn.plasticity.heads import head_map, original_counts
 from pnn.plasticity.scores import prepared, undisturbed
 from pnn.plasticity.text import MASKED, Text
 from pnn.stats import ratio_interval
+from pnn.turns import take_turns
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}  # of a batch that is only measured
 SECONDS = 0.5  # how long one speed is measured, at least
@@ -139,39 +139,30 @@ def missing_capacity(model: PreTrainedModel, batches: Iterable[dict[str, Any]], 
     return [means[layer] / total if layer in means else None for layer in range(len(head_map(model)))]
 
 
+@torch.no_grad()
 def speeds(models: dict[str, PreTrainedModel], length: int, batches: Sequence[int] = (1, 8)) -> list[dict[str, Any]]:
     """Tokens a second of each model's forward pass, at each batch size and at the whole length and a quarter of it. Models take
-    turns, so that a busy machine slows all of them alike; the median of the turns counts."""
+    turns; the median of the turns counts."""
+    device = next(iter(models.values())).device
     rows = []
-    for batch in batches:
-        for tokens in sorted({max(2, length // 4), length}):
-            times: dict[str, list[float]] = {name: [] for name in models}
-            runs = {name: _forward(model, batch, tokens) for name, model in models.items()}
-            started = time.perf_counter()
-            for run in runs.values():
-                next(run)  # not counted: it allocates
-            while len(next(iter(times.values()))) < 3 or time.perf_counter() - started < SECONDS * len(models):
-                for name, run in runs.items():
-                    times[name].append(next(run))
-            found = {name: batch * tokens / float(np.median(taken)) for name, taken in times.items()}
-            rows.append({"batch": batch, "length": tokens, "tokens_per_second": found})
+    with ExitStack() as stack:
+        for model in models.values():
+            stack.enter_context(undisturbed(model))
+        for batch in batches:
+            for tokens in sorted({max(2, length // 4), length}):
+                runs = {name: _forward(model, batch, tokens) for name, model in models.items()}
+                times = take_turns(runs, device, SECONDS * len(models), warm_up=1)  # one allocates; there may be many shapes
+                found = {name: batch * tokens / float(np.median(taken)) for name, taken in times.items()}
+                rows.append({"batch": batch, "length": tokens, "tokens_per_second": found})
     return rows
 
 
-def _forward(model: PreTrainedModel, batch: int, length: int) -> Iterator[float]:
-    """Endless: each turn one forward pass and the seconds that it took."""
+def _forward(model: PreTrainedModel, batch: int, length: int) -> Callable[[], None]:
     ids = torch.randint(0, model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0))
     inputs = prepared(model, {"input_ids": ids, "labels": None})
-    while True:
-        with torch.no_grad(), undisturbed(model), computing(model):
-            _wait(model.device)
-            start = time.perf_counter()
+
+    def run() -> None:
+        with computing(model):
             model(**inputs)
-            _wait(model.device)
-            taken = time.perf_counter() - start
-        yield taken
 
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return run

@@ -179,7 +179,7 @@ class Trainer:
         self.unread = {"output_logits": False} if is_ours(self.model) else {"use_cache": False}
         self.objective = objective_of(config, self.prepared, self.plan.batch_tokens, device.type == "cuda")
         recordable = self.compiled and self.accelerator.num_processes == 1  # several talk to each other during a pass
-        recordable = recordable and is_ours(self.model) and can_record(self.model.config, dtype, device)
+        recordable = recordable and is_ours(self.model) and can_record(self.model, dtype, device)
         parameters = self.model.parameters()
         self.recorder = Recorder(self._forward_backward, parameters, self.plan.accumulation) if recordable else None
         self.unchecked: list[tuple[int, torch.Tensor]] = []  # (step, [loss, gradient norm]) not yet looked at

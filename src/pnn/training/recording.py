@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.models.ddl import DDLConfig
 from pnn.nn.pointwise import kernels_compute
 
 PASSES_BEFORE_RECORDING = 3  # until everything is compiled and gradients exist
@@ -26,17 +25,17 @@ Inputs = dict[str, Tensor]
 Pass = Callable[[Inputs], tuple[Tensor, ...]]
 
 
-def can_record(model_config: Any, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a pass of this model waits for nothing: in bf16 on a GPU, with rows of one length, or with attention that our
-    kernel computes. (fp16 has a loss scale to look at, fp32 the plain attention, which asks for the longest sequence.)"""
+def can_record(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a pass of one of our models waits for nothing: in bf16 on a GPU, with rows of one length, or with attention that
+    our kernel computes. (fp16 has a loss scale to look at, fp32 the plain attention, which asks for the longest sequence.)"""
     if dtype != torch.bfloat16 or not kernels_compute(device, dtype):
         return False
-    if isinstance(model_config, DDLConfig):
+    if not model.reads_packed:
         return True
     from pnn.kernels import attention
 
-    head_width = model_config.hidden_size // model_config.num_attention_heads
-    return attention.takes(head_width, model_config.max_position_embeddings)
+    config = model.config
+    return attention.takes(config.hidden_size // config.num_attention_heads, config.max_position_embeddings)
 
 
 class Recorder:

@@ -1,0 +1,123 @@
+"""`pnn plasticity cycle|score|prune|grow`: what they make, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers as hf
+from small_cycles import language
+
+from pnn.evaluation.reading import load_any
+from pnn.plasticity import heads, load
+
+
+@pytest.fixture
+def saved(model_of, tokenizer, tmp_path, monkeypatch) -> Path:
+    """A model folder and text.txt in the current folder, which is this test's own."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "model"
+    model_of("gpt2").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    Path("text.txt").write_text(language())
+    return folder
+
+
+QUICK = ("--learn-steps", 4, "--batch-rows", 4, "--evaluate-every", 2, "--learning-rate", 0.003)
+
+
+def test_the_command_makes_a_run_with_figures(pnn_command, saved):
+    code, out, err = pnn_command("plasticity", "cycle", "model", "--data", "text.txt", "--output", "runs/new", *QUICK)
+    assert code == 0, err
+    assert "perplexity" in out
+    assert "fewer attention parameters" in out
+    for name in ("cycle", "heads", "perplexity"):
+        assert Path(f"runs/new/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert len(heads(load("runs/new/checkpoints/last"))) == 10
+    code, _, err = pnn_command("plasticity", "cycle", "model", "--data", "text.txt", "--output", "runs/new", *QUICK, "--resume")
+    assert code == 0, err
+    code, out, err = pnn_command("evaluate", "runs/new", "--data", "text.txt")
+    assert code == 0, err
+
+
+def test_score_prune_and_grow(pnn_command, saved):
+    code, out, err = pnn_command("plasticity", "score", "model", "--data", "text.txt", "--by", "entropy", "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["scores"]) == 12
+    code, out, err = pnn_command("plasticity", "score", "model", "--by", "magnitude")
+    assert code == 0, err
+    assert "lowest go first" in out
+    code, out, err = pnn_command(
+        "plasticity", "prune", "model", "--ratio", 0.5, "--data", "text.txt", "--output", "small", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["heads"] == 6 == len(heads(load("small")))
+    code, out, err = pnn_command("plasticity", "grow", "small", "--ratio", 0.2, "--data", "text.txt", "--output", "larger")
+    assert code == 0, err
+    assert "heads 6 → 8" in out
+    assert len(heads(load_any("larger").model)) == 8
+
+
+def refused(pnn_command, *arguments, says: str) -> None:
+    code, _, err = pnn_command("plasticity", *arguments)
+    lines = [line for line in err.splitlines() if line.startswith("pnn: ")]
+    assert code == 2, err
+    assert len(lines) == 1, err
+    assert says in lines[0], lines[0]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--prune", 1), "would leave none of 12"),
+        (("--prune", 0.9), "9 is the most"),
+        (("--prune", 1.5), "between 0 and 1"),
+        (("--prune", 0.1, "--grow", 0.5), "room for 1"),
+        (("--prune-by", "entropie"), 'did you mean "entropy"'),
+        (("--grow-by", "balance"), 'did you mean "balanced"'),
+        (("--init", "ones"), "there is no 'ones'"),
+        (("--length", 99), "rows of 8 to 24 tokens"),
+        (("--learning-rate", 0), "above 0"),
+        (("--multiplier", -1), "above 0"),
+        (("--validation", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_what_cannot_be_done_is_said_first(options, says, pnn_command, saved):
+    before = {path: path.read_bytes() for path in saved.iterdir()}
+    refused(pnn_command, "cycle", "model", "--data", "text.txt", "--output", "new", *options, says=says)
+    assert not Path("new").exists()
+    assert {path: path.read_bytes() for path in saved.iterdir()} == before
+
+
+def test_text_that_is_too_short(pnn_command, saved):
+    Path("short.txt").write_text(" ".join(language(20).split()[:60]))
+    refused(pnn_command, "cycle", "model", "--data", "short.txt", "--output", "new", says="4 are the fewest")
+    Path("shorter.txt").write_text(" ".join(language(20).split()[:6]))
+    refused(pnn_command, "cycle", "model", "--data", "shorter.txt", "--output", "new", says="shorter than one row")
+    assert not Path("new").exists()
+
+
+def test_a_model_that_nobody_knows(pnn_command, saved, tokenizer):
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+    hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained("other")
+    tokenizer.save_pretrained("other")
+    for command in ("cycle", "prune", "grow"):
+        refused(pnn_command, command, "other", "--data", "text.txt", "--output", "new", says='the heads of a "gpt_neox" model')
+    assert not Path("new").exists()
+
+
+def test_folders_that_are_taken(pnn_command, saved):
+    Path("taken").mkdir()
+    Path("taken/note.txt").write_text("mine")
+    for command in ("cycle", "prune", "grow"):
+        refused(pnn_command, command, "model", "--data", "text.txt", "--output", "taken", says="taken exists already")
+    refused(pnn_command, "cycle", "model", "--data", "text.txt", "--output", "taken", "--resume", says="no cycle.json")
+    assert [path.name for path in Path("taken").iterdir()] == ["note.txt"]
+
+
+def test_growing_where_there_is_no_place(pnn_command, saved):
+    refused(pnn_command, "grow", "model", "--data", "text.txt", "--output", "new", says="room for 0")
+    refused(pnn_command, "prune", "model", "--output", "new", says="--data")
+    assert not Path("new").exists()
