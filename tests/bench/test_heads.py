@@ -30,3 +30,14 @@ def test_three_models_and_taylor_scores(backward):
 def test_a_decoder_of_transformers_has_no_row_in_pnn_bench():
     with pytest.raises(UserError, match="gpt2_tiny: a decoder of transformers has no row here"):
         check([load_config("gpt2_tiny")], ["train"], [])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_passes_are_recorded_and_stand_beside_issued_ones():
+    config = GPT2Config(vocab_size=40, n_embd=64, n_layer=2, n_head=4, n_positions=16)
+    result = heads_benchmark(config, 2, 16, backward=True, device=torch.device("cuda"), seconds=0.0)
+    names = [row["name"] for row in result["rows"]]
+    assert names[:6] == ["whole", "removed", "masked", "whole, issued", "removed, issued", "masked, issued"]
+    rows = {row["name"]: row["milliseconds"]["median"] for row in result["rows"]}
+    assert result["ratios"]["half_heads_attention_speedup_issued"] == rows["whole, issued"] / rows["removed, issued"]
