@@ -64,6 +64,9 @@ def without_folders(runs: Path) -> Callable[[str], str]:
         data = read_config(runs / name).data
         places |= {str(Path(data.tokenizer).parent.parent): "DATA", str(Path(data.prepared).parent): "RUNS"}
 
+    for name in (one for one in CYCLES if (runs / one / "summary.json").exists()):
+        places[str(Path(read_json(runs / name / "summary.json")["dataset"]).parent.parent)] = "DATA"
+
     def clean(text: str) -> str:
         for place, name in places.items():
             text = text.replace(f"{place}/", f"{name}/")
@@ -158,15 +161,12 @@ def cycles() -> str:
         )
         for figure, draw in CYCLE_FIGURES.items():
             save(png(draw(records)), HERE / "figures" / f"{name}_{figure}.png")
-    return "\n".join(lines) if len(lines) > 2 else ""
+    return "\n".join(lines)
 
 
-def main() -> None:
-    if len(sys.argv) > 1:
-        copy_in(Path(sys.argv[1]))
-    there = [name for name in STUDIES if (MEASURED / name).exists()]
+def studies(names: list[str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        result = collect(*(unpacked(name, Path(folder)) for name in there))
+        result = collect(*(unpacked(name, Path(folder)) for name in names))
     settings = result["settings"]
     write_json(
         HERE / "result.json",
@@ -183,12 +183,25 @@ def main() -> None:
     )
     for name, draw in STUDY_FIGURES.items():
         save(png(draw(result)), HERE / "figures" / f"{name}.png")
+    return tables(result)
+
+
+def put_in(name: str, text: str) -> None:
+    """Between the marks of this name in README.md."""
     readme = HERE / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition("<!-- tables -->")
-    _, _, after = rest.partition("<!-- /tables -->")
-    written = "\n\n".join(part for part in (tables(result), cycles()) if part)
-    write_text(readme, f"{before}<!-- tables -->\n{written}\n<!-- /tables -->{after}")
-    print(written)
+    before, _, rest = readme.read_text(encoding="utf-8").partition(f"<!-- {name} -->")
+    _, _, after = rest.partition(f"<!-- /{name} -->")
+    write_text(readme, f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->{after}")
+    print(text, end="\n\n")
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        copy_in(Path(sys.argv[1]))
+    there = [name for name in STUDIES if (MEASURED / name).exists()]
+    if there:
+        put_in("tables", studies(there))
+    put_in("cycles", cycles())
 
 
 if __name__ == "__main__":
