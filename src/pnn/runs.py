@@ -84,7 +84,9 @@ def find_checkpoint(run: str | Path) -> Path | str:
         if (path / "checkpoints" / name / "config.json").exists():
             return (path / "checkpoints" / name).resolve()
     if path.exists():
-        raise UserError(f"{run} holds no checkpoint (looked for checkpoints/best, checkpoints/last and config.json)")
+        inside = sorted(str(folder.parent) for folder in path.glob("*/checkpoints"))
+        hint = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
+        raise UserError(f"{run} holds no checkpoint (looked for checkpoints/best, checkpoints/last and config.json){hint}")
     if str(run).count("/") == 1 and not str(run).startswith((".", "/", "~", "runs/")):
         return str(run)  # owner/name on the hub
     raise UserError(f"no run or checkpoint at {run}")

@@ -31,6 +31,7 @@ def test_an_analysis_leaves_json_and_a_picture(pnn_command, run, name):
     found = json.loads(first)
     assert found["sequences"] == 50
     assert all(one["verdict"] in out for one in found["findings"].values())
+    assert all(f"margin {one['margin']:g}:" in out for one in found["findings"].values())  # the verdict follows from it
     assert (run / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     code, out, _ = pnn_command("analyze", name, run, "--json")
     assert code == 0

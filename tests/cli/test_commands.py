@@ -1,6 +1,7 @@
 """The commands as people type them, and the promises of the README."""
 
 import importlib
+import os
 import pkgutil
 import re
 import shlex
@@ -148,6 +149,21 @@ def test_the_readmes_python_runs(trained_run, tmp_path):
     assert type(names["model"]) is pnn.DDLForCausalLM
 
 
+def test_help_lists_commands_as_a_newcomer_meets_them(pnn_command):
+    from pnn.cli import ORDER
+
+    code, out, _ = pnn_command("--help")
+    assert code == 0
+    assert tuple(re.findall(r"^  (\w+)  ", out, re.MULTILINE)) == ORDER
+    assert ORDER[:2] == ("quickstart", "train")
+
+
+def test_an_example_stands_in_a_line_of_its_own(pnn_command):
+    for command in ("train", "bench"):
+        _, out, _ = pnn_command(command, "--help")
+        assert re.search(r"\n\n  (Several GPUs|How the cost grows)", out), out
+
+
 def test_every_command_has_an_example_in_its_help(pnn_command):
     plain = (
         "train",
@@ -168,6 +184,15 @@ def test_every_command_has_an_example_in_its_help(pnn_command):
         code, out, _ = pnn_command(*words, "--help")
         assert code == 0
         assert "Example: pnn " + " ".join(words) in out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the OpenMP of GCC")
+@pytest.mark.parametrize("own", [None, "77"])
+def test_threads_that_wait_leave_the_core_to_others(own):
+    environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
+    environment |= {"OMP_DISPLAY_ENV": "verbose"} | ({} if own is None else {"GOMP_SPINCOUNT": own})
+    done = subprocess.run([sys.executable, "-c", "import pnn"], env=environment, capture_output=True, text=True, check=True)
+    assert f"GOMP_SPINCOUNT = '{own or 10000}'" in done.stderr
 
 
 @pytest.mark.slow

@@ -228,5 +228,7 @@ def test_no_run_and_no_checkpoint(pnn_command, tmp_path):
     fails(pnn_command, "evaluate", tmp_path / "nothing", says=("nothing",))
     (tmp_path / "empty").mkdir()
     fails(pnn_command, "evaluate", tmp_path / "empty", says=("holds no checkpoint",))
+    (tmp_path / "both" / "pnn" / "checkpoints").mkdir(parents=True)
+    fails(pnn_command, "evaluate", tmp_path / "both", says=("did you mean", str(tmp_path / "both" / "pnn")))
     fails(pnn_command, "report", tmp_path / "empty", says=("config.yaml",))
     fails(pnn_command, "data", "info", tmp_path / "empty", says=("no prepared text",))

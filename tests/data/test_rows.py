@@ -103,7 +103,7 @@ def test_lines_and_rows_of_one_text_are_two_sets(tmp_path):
 def test_text_shorter_than_a_row_says_so(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("a fox\n")
-    with pytest.raises(UserError, match=r"shorter than one row of data.max_length=512 tokens"):
+    with pytest.raises(UserError, match=r"shorter than one row of 512 tokens \(data.max_length"):
         prepare(DataConfig(train=str(path), filter="none", layout="rows", max_length=512, prepared=str(tmp_path)), quiet)
 
 

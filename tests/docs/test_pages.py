@@ -6,6 +6,7 @@ what it needs. The first page is a reader's whole path: a trained model, a figur
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -112,7 +113,9 @@ def run_line(line: str, folder: Path) -> None:
         call(tiny(expanded))
         return
     if words[:2] == ["accelerate", "launch"]:
-        line = shlex.join([sys.executable, "-m", "accelerate.commands.launch", *words[2:], *TINY["train"]])
+        line = shlex.join(
+            [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0", *words[2:], *TINY["train"]]
+        )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", line], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{line}\n{done.stderr[-2000:]}"
@@ -140,6 +143,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setattr("pnn.plasticity.measure.SECONDS", 0.01)  # of timing a cycle's models
+    (tmp_path / "launch").symlink_to(ROOT / "launch")
     return tmp_path
 
 
@@ -202,6 +206,8 @@ def test_a_page_runs(page, here, quickstart_runs):
     finally:
         ARCHITECTURES.clear()
         ARCHITECTURES.update(known)  # a page adds one
+    if page == "docs/howto/many_gpus.md":  # two processes were promised
+        assert json.loads((here / "runs/two/environment.json").read_text())["hardware"]["processes"] == 2
 
 
 @pytest.mark.slow
@@ -214,3 +220,11 @@ def test_an_example_runs(path, here, capsys):
 
 def test_there_is_an_example_for_each_idea():
     assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == ["refine", "reorganise", "rewrite"]
+
+
+def test_a_picture_is_a_link_to_itself():
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("latex2mathml")
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    picture = '<img alt="heads" src="../images/heads.png" />'
+    assert hooks["on_page_content"](f"<p>{picture}</p>") == f'<p><a href="../images/heads.png">{picture}</a></p>'

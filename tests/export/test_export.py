@@ -132,6 +132,18 @@ def test_a_reorganised_model(pnn_command, checkpoints, tmp_path):
     assert "| heads | 3 of 4 (pruned or grown" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_a_reorganised_model_of_transformers_needs_the_package(pnn_command, checkpoints, tmp_path):
+    """transformers knows GPT-2, not a GPT-2 whose layers differ."""
+    from pnn import plasticity
+
+    config = transformers.GPT2Config(vocab_size=60, n_embd=32, n_layer=1, n_head=4, n_positions=16)
+    plasticity.save(plasticity.prune(transformers.GPT2LMHeadModel(config), [(0, 1)]), tmp_path / "small")
+    for file in checkpoints["ddl"].glob("tokenizer*"):
+        (tmp_path / "small" / file.name).write_bytes(file.read_bytes())
+    assert pnn_command("export", tmp_path / "small", "--output", tmp_path / "out")[0] == 0
+    assert "import pnn" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_mistakes(pnn_command, checkpoints, tmp_path):
     out = tmp_path / "out"
     fails(pnn_command, tmp_path / "nowhere", "--output", out, says=("nowhere",))

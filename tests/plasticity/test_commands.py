@@ -77,7 +77,7 @@ def refused(pnn_command, *arguments, says: str) -> None:
         (("--prune", 0.1, "--grow", 0.5), "room for 1"),
         (("--prune-by", "entropie"), 'did you mean "entropy"'),
         (("--grow-by", "balance"), 'did you mean "balanced"'),
-        (("--init", "ones"), "there is no 'ones'"),
+        (("--init", "ones"), "there is no 'ones' to start new heads as"),
         (("--length", 99), "rows of 8 to 24 tokens"),
         (("--learning-rate", 0), "above 0"),
         (("--multiplier", -1), "above 0"),
@@ -95,7 +95,8 @@ def test_text_that_is_too_short(pnn_command, saved):
     Path("short.txt").write_text(" ".join(language(20).split()[:60]))
     refused(pnn_command, "cycle", "model", "--data", "short.txt", "--output", "new", says="4 are the fewest")
     Path("shorter.txt").write_text(" ".join(language(20).split()[:6]))
-    refused(pnn_command, "cycle", "model", "--data", "shorter.txt", "--output", "new", says="shorter than one row")
+    said = "shorter than one row of 24 tokens (data.max_length, --length)"
+    refused(pnn_command, "cycle", "model", "--data", "shorter.txt", "--output", "new", says=said)
     assert not Path("new").exists()
 
 
@@ -120,4 +121,7 @@ def test_folders_that_are_taken(pnn_command, saved):
 def test_growing_where_there_is_no_place(pnn_command, saved):
     refused(pnn_command, "grow", "model", "--data", "text.txt", "--output", "new", says="room for 0")
     refused(pnn_command, "prune", "model", "--output", "new", says="--data")
+    # in words that fit the options of this command too, not only the cycle's
+    refused(pnn_command, "prune", "model", "--output", "new", "--ratio", 25, says="cannot prune 25 of the heads: a share lies")
+    refused(pnn_command, "prune", "model", "--output", "new", "--by", "best", says="there is no 'best' to prune by")
     assert not Path("new").exists()

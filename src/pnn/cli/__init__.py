@@ -7,13 +7,40 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from pnn.errors import UserError
 
+# as a newcomer meets them
+ORDER = (
+    "quickstart",
+    "train",
+    "evaluate",
+    "fill",
+    "generate",
+    "analyze",
+    "evidence",
+    "compare",
+    "report",
+    "plasticity",
+    "finetune",
+    "export",
+    "bench",
+    "data",
+)
+
+
+class InOrder(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=ORDER.index)
+
+
 app = typer.Typer(
     name="pnn",
+    cls=InOrder,
     help="Plastic Neural Networks: transformers that rewrite instead of only adding.",
     no_args_is_help=True,
     add_completion=False,

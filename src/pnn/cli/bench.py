@@ -30,6 +30,7 @@ def bench(
     """Time training and inference beside the naive PNN and transformers' BERT, in one run on this machine.
 
     Example: pnn bench pnn_wikitext103 bert_baseline --set data.train='text/*.txt.xz'
+
     How the cost grows, with a figure: pnn bench quickstart_pnn --what scaling
     """
     from pnn.bench.run import benchmark

@@ -19,15 +19,19 @@ def print_findings(findings: Mapping[str, dict[str, Any]]) -> None:
         head = found["not_done"] if "not_done" in found else found["hypothesis"]
         line = Text.assemble((verdict.ljust(INDENT), COLOURS[verdict]), (name, "bold"), f": {head}")
         console.print(line, soft_wrap=True)
-        for word, estimate, what in _numbers(found):
-            console.print(Text(f"{' ' * INDENT}{word} {with_interval(estimate)}: {what}"), soft_wrap=True)
+        for row in _numbers(found):
+            console.print(Text(" " * INDENT + row), soft_wrap=True)
     if findings:
-        console.print("95 % intervals over sequences; a control is what the effect has to beat.")
+        console.print("95 % intervals over sequences; an effect has to exceed its margin and beat its control.")
 
 
-def _numbers(found: dict[str, Any]) -> list[tuple[str, dict[str, Any], str]]:
-    rows = [] if "not_done" in found else [("effect", found["effect"], found["measure"])]
-    return rows + ([("control", found["control"], found["control"]["what"])] if "control" in found else [])
+def _numbers(found: dict[str, Any]) -> list[str]:
+    rows = [] if "not_done" in found else [f"effect {with_interval(found['effect'])}: {found['measure']}"]
+    if found.get("margin"):
+        rows.append(f"margin {found['margin']:g}: an effect no larger than this does not count")
+    if "control" in found:
+        rows.append(f"control {with_interval(found['control'])}: {found['control']['what']}")
+    return rows
 
 
 def with_interval(estimate: dict[str, Any]) -> str:

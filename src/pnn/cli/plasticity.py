@@ -240,7 +240,7 @@ def _print_changed(result: dict[str, object], what: str, output: Path, as_json: 
     which = result[what]
     assert isinstance(which, list)
     names = ", ".join(f"{one['layer']}.{one['head']}" for one in which)
-    print(f"{what} {len(which)} heads (layer.head): {names or 'none'}")
+    print(f"{what} {len(which)} head{'s' * (len(which) != 1)} (layer.head): {names or 'none'}")
     print(f"heads {result['heads_before']} → {result['heads']}")
     print(f"parameters {result['parameters_before']:,} → {result['parameters']:,}")
     print(f"Wrote {output}")

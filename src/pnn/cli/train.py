@@ -29,6 +29,7 @@ def train(
     """Train a model.
 
     Example: pnn train pnn_wikitext103 --batch-size 128 --set data.train='text/*.txt'
+
     Several GPUs: accelerate launch -m pnn train pnn_wikitext103
     """
     from pnn.runs import read_json

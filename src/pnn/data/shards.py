@@ -109,9 +109,10 @@ def prepare(data: DataConfig, progress: Progress) -> Prepared:
     everything = np.arange(len(train))
     if data.validation == "tail":
         if len(train) <= data.validation_sequences:
+            fewer = f"--set data.validation_sequences={max(1, len(train) // 10)}"
             raise UserError(
                 f"{data.train}: {len(train):,} sequences, not enough to hold out data.validation_sequences="
-                f"{data.validation_sequences:,}"
+                f"{data.validation_sequences:,}: take more text, or {fewer}"
             )
         chosen, held_out = everything[: -data.validation_sequences], everything[-data.validation_sequences :]
         validation = train
@@ -219,7 +220,9 @@ def _write_shards(
         flush()
     if not shards:
         if data.layout == "rows" and next(corpora.documents(source, data), None) is not None:
-            raise UserError(f'the corpus "{source.name}" is shorter than one row of data.max_length={data.max_length} tokens')
+            raise UserError(
+                f'the corpus "{source.name}" is shorter than one row of {data.max_length} tokens (data.max_length, --length)'
+            )
         raise _empty(source, data)
     tokenizer.save_pretrained(folder / "tokenizer")
     write_json(

@@ -101,7 +101,7 @@ class Known:
         if remote_code:
             lines.append(f'model = {auto}.from_pretrained("FOLDER", trust_remote_code=True)')
         else:
-            if self.config.model_type in OURS:
+            if self.config.model_type in OURS or self.is_reorganised:
                 lines.insert(1, "import pnn  # pip install plastic-neural-networks")
             lines.append(f'model = {auto}.from_pretrained("FOLDER")')
         lines += ['tokenizer = AutoTokenizer.from_pretrained("FOLDER")', "```"]

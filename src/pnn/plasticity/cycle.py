@@ -64,13 +64,13 @@ class CycleSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("prune_by", self.prune_by, METHODS),
-            ("grow_by", self.grow_by, STRATEGIES),
-            ("init", self.init, STARTS),
+        for purpose, value, known in (
+            ("prune by", self.prune_by, METHODS),
+            ("grow by", self.grow_by, STRATEGIES),
+            ("start new heads as", self.init, STARTS),
         ):
             if value not in known:
-                raise UserError(f"{name}: there is no {value!r}{did_you_mean(value, known)}")
+                raise UserError(f"there is no {value!r} to {purpose}{did_you_mean(value, known)}")
         at_least_one = ("rounds", "batch_rows", "evaluate_every", "score_rows")
         for name in (*at_least_one, "learn_steps", "beyond", "seed"):
             least = int(name in at_least_one)
@@ -81,7 +81,7 @@ class CycleSettings:
                 raise UserError(f"{name}: {getattr(self, name)}, but it is above 0")
         for name in ("prune", "grow"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"{name}: {getattr(self, name)}, but a share lies between 0 and 1")
+                raise UserError(f"cannot {name} {getattr(self, name):g} of the heads: a share lies between 0 and 1")
 
     @property
     def floor(self) -> int:
