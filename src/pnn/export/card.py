@@ -102,7 +102,7 @@ class Known:
             lines.append(f'model = {auto}.from_pretrained("FOLDER", trust_remote_code=True)')
         else:
             if self.config.model_type in OURS or self.is_reorganised:
-                lines.insert(1, "import pnn  # pip install plastic-neural-networks")
+                lines.insert(1, "import pnn  # of the project plastic-neural-networks")
             lines.append(f'model = {auto}.from_pretrained("FOLDER")')
         lines += ['tokenizer = AutoTokenizer.from_pretrained("FOLDER")', "```"]
         if onnx_steps is not None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from pnn.errors import UserError
 
 TOLERANCE = 1e-4
-NEEDED = "--onnx needs onnx, onnxscript and onnxruntime: pip install 'plastic-neural-networks[onnx]'"
+NEEDED = "--onnx needs onnx, onnxscript and onnxruntime: pip install -e '.[onnx]' in this project's folder"
 
 
 class _Logits(nn.Module):
