@@ -16,7 +16,7 @@ from pnn.nn import delta_rule
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-ROWS, LENGTH = 2, 5  # one token more than four taps reach
+ROWS, LENGTH = 2, 7
 WIDTH = 12  # three pieces of four; eight is one piece, and quicker where there is much else to try
 FORMS = [  # width, channels, taps, rewrites, erases, generates, values from the state
     (width, channels, taps, rewrites, erase, generates, from_state)
