@@ -1,7 +1,8 @@
 # Everything installs itself into .venv first. `make quickstart` and `make test` are all that a newcomer needs.
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2
+# of the tests: one for each core, each takes a gigabyte
+WORKERS ?= logical --maxprocesses 4
 
 .PHONY: quickstart test check lint docs format clean
 

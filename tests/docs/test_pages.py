@@ -195,7 +195,7 @@ def test_the_first_page_is_the_whole_path(here):
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if page != START]
 )
-def test_a_page_runs(page, here, quickstart_runs):
+def test_a_page_runs(page, here, quickstart_runs, undrawn):
     from pnn.plasticity.architectures import ARCHITECTURES
 
     known = dict(ARCHITECTURES)

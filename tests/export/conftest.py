@@ -19,18 +19,18 @@ from pnn.models import (
 
 SIZE = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": 40}
 WIDE = SIZE | {"initializer_range": 0.2}  # so that logits differ between tokens
-DDL = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 40}
+DDL = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 40}
 MODELS = {
-    "pnn": lambda: PNNForMaskedLM(PNNConfig(**WIDE, zero_init=False)),
+    "pnn": lambda: PNNForMaskedLM(PNNConfig(**WIDE, zero_init=False, num_steps=3)),
     "pnn_delta": lambda: PNNForMaskedLM(
-        PNNConfig(**WIDE, update="delta", schedule=[0, 1, 0], head_transform=True, zero_init=False)
+        PNNConfig(**WIDE, update="delta", schedule=[0, 1], head_transform=True, zero_init=False)
     ),
-    "pnn_classifier": lambda: PNNForSequenceClassification(PNNConfig(**WIDE, zero_init=False, num_labels=3)),
+    "pnn_classifier": lambda: PNNForSequenceClassification(PNNConfig(**WIDE, zero_init=False, num_steps=2, num_labels=3)),
     "bert": lambda: BertBaselineForMaskedLM(BertBaselineConfig(**WIDE, num_hidden_layers=2, tie_word_embeddings=True)),
     "bert_choice": lambda: BertBaselineForMultipleChoice(BertBaselineConfig(**WIDE, num_hidden_layers=2)),
-    "ddl": lambda: DDLForCausalLM(DDLConfig(**DDL)),
-    "ddl_token": lambda: DDLForCausalLM(DDLConfig(**DDL, compressor="token", reading="paper")),
-    "ddl_additive": lambda: DDLForCausalLM(DDLConfig(**DDL, residual="additive", value_channels=1)),
+    "ddl": lambda: DDLForCausalLM(DDLConfig(**DDL, num_hidden_layers=2)),
+    "ddl_token": lambda: DDLForCausalLM(DDLConfig(**DDL, num_hidden_layers=1, compressor="token", reading="paper")),
+    "ddl_additive": lambda: DDLForCausalLM(DDLConfig(**DDL, num_hidden_layers=1, residual="additive", value_channels=1)),
 }
 
 

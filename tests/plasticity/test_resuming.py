@@ -126,11 +126,12 @@ def real(model_of, tokenizer, start_pnn, tmp_path_factory):
     model_of("gpt2").save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     (folder / "text.txt").write_text(language())
-    options = ("--rounds", 2, "--learn-steps", 20, "--evaluate-every", 5, "--learning-rate", 0.003)
+    options = ("--rounds", 2, "--learn-steps", 12, "--evaluate-every", 4, "--learning-rate", 0.003)
+    options += ("--validation-rows", 8)
 
     def start(output: str, *more: str) -> Process:
         words = ("plasticity", "cycle", "model", "--data", "text.txt", "--output", output, *options, *more)
-        return start_pnn(*words, patches={"pnn.plasticity.measure.SECONDS": 0.0})
+        return start_pnn(*words, patches={"pnn.plasticity.measure.SECONDS": 0.0, "pnn.figures.plasticity.CYCLE_FIGURES": {}})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -62,10 +62,6 @@ def unbroken(folder):
     return folder / "whole"
 
 
-def without_speed(path: Path) -> dict:
-    return {key: value for key, value in read_json(path / "study.json").items() if key != "speed"}
-
-
 # Arms -----------------------------------------------------------------------------------------------------------------
 
 
@@ -158,24 +154,33 @@ class Killed(BaseException):
     pass
 
 
-def test_a_killed_study_goes_on_to_the_same_results(here, unbroken, monkeypatch):
+def arms_of(folder: Path, model: str) -> dict[str, dict]:
+    return {path.name: read_json(path) for path in (folder / "arms").glob(f"{model}-*.json")}
+
+
+def test_what_was_done_before_a_kill_is_kept_and_the_rest_is_the_same(here, unbroken, monkeypatch):
+    monkeypatch.setattr(study_module, "all_arms", lambda: FEW)
     done = []
 
     def dying(*arguments):
-        if len(done) == 50:
+        if len(done) == 5:
             raise Killed
         done.append(1)
         return run_arm(*arguments)
 
     monkeypatch.setattr(study_module, "run_arm", dying)
+    study_module._start(Path("killed"), sources("small"), PLAN)
     with pytest.raises(Killed):
-        run_study(Path("killed"), sources(), PLAN)
-    assert len(list(Path("killed/arms").glob("*.json"))) == 50
+        study_module.work(Path("killed"), sources("small"), PLAN)
+    assert len(arms_of(Path("killed"), "small")) == 5
     again = []
     monkeypatch.setattr(study_module, "run_arm", lambda *arguments: again.append(1) or run_arm(*arguments))
-    run_study(Path("killed"), sources(), PLAN, resume=True)
-    assert len(again) == 4 * len(all_arms()) - 50  # none was done twice
-    assert without_speed(Path("killed")) == without_speed(unbroken)
+    study_module._start(Path("killed"), sources("small"), PLAN)
+    study_module.work(Path("killed"), sources("small"), PLAN)
+    assert len(again) == PLAN.seeds * len(FEW) - 5  # none was done twice
+    found, whole = arms_of(Path("killed"), "small"), arms_of(unbroken, "small")
+    assert len(found) == PLAN.seeds * len(FEW)
+    assert found == {name: whole[name] for name in found}
 
 
 def test_what_another_process_works_on_is_left_to_it(here, monkeypatch):
@@ -214,9 +219,10 @@ def test_two_folders_make_one_study(here, unbroken, tmp_path):
 
 @pytest.mark.slow
 def test_killed_for_real_and_gone_on_with_by_two_processes(here, unbroken, start_pnn):
+    """One of the two models: its arms are those of the whole study."""
     settings = ["--seeds", 2, "--learn-steps", 4, "--learning-rate", 1e-3, "--batch-rows", 2, "--score-rows", 4]
     settings += ["--evaluate-every", 2, "--validation-rows", 8, "--length", LENGTH]
-    command = ["plasticity", "study", "small", "large", "--data", "text.txt", *settings, "--output", "real"]
+    command = ["plasticity", "study", "small", "--data", "text.txt", *settings, "--output", "real"]
     first = start_pnn(*command)
     deadline = time.monotonic() + 300
     while len(list(Path("real/arms").glob("*.json"))) < 20:
@@ -229,7 +235,8 @@ def test_killed_for_real_and_gone_on_with_by_two_processes(here, unbroken, start
     again = start_pnn(*command, "--resume", "--jobs", 2, patches={"pnn.plasticity.measure.SECONDS": 0.0})
     assert again.wait() == 0, again.output()
     assert "F4" in again.output()
-    assert without_speed(Path("real")) == without_speed(unbroken)
+    assert arms_of(Path("real"), "small") == arms_of(unbroken, "small")
+    assert read_json(Path("real/study.json"))["tables"]["small"] == read_json(unbroken / "study.json")["tables"]["small"]
     assert {path.stem for path in Path("real/figures").iterdir()} == {"pruning", "growth", "ratios", "multipliers", "pareto"}
 
 
