@@ -9,7 +9,7 @@ import os
 import pytest
 
 from pnn import files
-from pnn.files import new_folder, point, sha256, write_json, write_text
+from pnn.files import new_folder, point, sha256, write_between, write_json, write_text
 
 DEAD = 2**22 + 1  # above the largest process number Linux gives
 
@@ -149,3 +149,12 @@ def test_sha256_is_the_published_digest(tmp_path):
     assert sha256(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     path.write_bytes(b"")
     assert sha256(path) == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+def test_writing_between_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table -->\nold\n<!-- /table -->\nafter\n")
+    write_between(page, "table", "new")
+    assert page.read_text() == "before\n<!-- table -->\nnew\n<!-- /table -->\nafter\n"
+    with pytest.raises(ValueError, match="no marks for tables"):
+        write_between(page, "tables", "new")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pnn.stats import Z95, bootstrap, bootstrap_together, ratio_interval, resampled_sums
+from pnn.stats import Z95, bootstrap, bootstrap_together, ratio_interval, resampled_sums, student, t_quantile
 
 
 def test_z_leaves_five_per_cent_outside():
@@ -170,3 +170,31 @@ def test_one_interval_together_is_the_plain_one_and_a_constant_widens_nothing():
     assert one == pytest.approx(plain, abs=0.1 * (plain.high - plain.low))
     with_constant = bootstrap_together(totals, lambda s: np.stack([ratio(s), 0 * ratio(s)], axis=-1))
     assert with_constant == [one, (0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("share", "freedom", "t"),  # printed tables
+    [
+        (0.95, 1, 12.7062),
+        (0.95, 2, 4.3027),
+        (0.95, 3, 3.1824),
+        (0.95, 8, 2.3060),
+        (0.95, 9, 2.2622),
+        (0.99, 5, 4.0321),
+        (0.9, 30, 1.6973),
+    ],
+)
+def test_quantiles_of_students_t(share, freedom, t):
+    assert t_quantile(share, freedom) == pytest.approx(t, abs=1e-4)
+
+
+def test_many_degrees_of_freedom_are_the_normal_distribution():
+    assert t_quantile(0.95, 100_001) == pytest.approx(Z95, abs=1e-4)
+
+
+def test_intervals_of_several_questions_hold_at_once():
+    """Simulated: eight means of three values, all truly zero. One question's interval misses more often."""
+    draws = np.random.default_rng(0).standard_normal((2000, 8, 3))
+    for questions, expected in ((8, 0.05), (1, 1 - 0.95**8)):
+        missed = [any(not low <= 0 <= high for _, low, high in (student(row, questions) for row in family)) for family in draws]
+        assert np.mean(missed) == pytest.approx(expected, abs=0.02)

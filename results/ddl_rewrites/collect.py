@@ -13,10 +13,10 @@ from pnn.bench.flops import training_flops
 from pnn.bench.training import row_name
 from pnn.figures.decoders import Curve, matched_curves
 from pnn.figures.style import png, save
-from pnn.files import write_json, write_text
+from pnn.files import write_between, write_json, write_text
 from pnn.models.sections import model_config
 from pnn.runs import read_config, read_json, read_metrics
-from pnn.stats import student
+from pnn.stats import Estimate, student
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
@@ -33,7 +33,7 @@ QUESTIONS = {
     "Does rewriting a vector state help?": ("scalar", "additive"),
     "Do four channels help, written by addition?": ("additive_expanded", "additive"),
     "Does the whole design help?": ("delta", "additive"),
-    "Is it rewriting, and not the channels?": ("delta", "additive_expanded"),
+    "Are four channels better written along a direction through gates than by addition?": ("delta", "additive_expanded"),
     "Is it the erase term?": ("delta", "write_only"),
     "Does the token compressor help?": ("token", "delta"),
     # asked after the losses were seen
@@ -80,13 +80,25 @@ def difference(found: dict[str, dict[int, float]], one: str, other: str) -> dict
     seeds = sorted(found.get(one, {}).keys() & found.get(other, {}).keys())
     if len(seeds) < 2:
         return None
-    result = interval([found[one][seed] - found[other][seed] for seed in seeds])
-    low, high = result["interval"]
-    verdict = "yes" if high < 0 else "no: the other is better" if low > 0 else "undecided"
-    return {**result, "seeds": seeds, "answer": verdict}
+    gaps = [found[one][seed] - found[other][seed] for seed in seeds]
+    alone, together = student(gaps), student(gaps, len(QUESTIONS))
+    answer = answer_of(together)
+    if answer == "undecided" and answer_of(alone) != answer:
+        answer = f"{answer_of(alone)}, had it been the only question"
+    return {
+        "value": alone.value,
+        "interval": [alone.low, alone.high],
+        "interval_of_all_questions": [together.low, together.high],
+        "seeds": seeds,
+        "answer": answer,
+    }
 
 
-def curves(speed: dict[str, float]) -> dict[str, list[Curve]]:
+def answer_of(gap: Estimate) -> str:
+    return "yes" if gap.high < 0 else "no: the other is better" if gap.low > 0 else "undecided"
+
+
+def curves(speed: dict[str, dict[str, float]]) -> dict[str, list[Curve]]:
     found: dict[str, list[Curve]] = {}
     for variant, name in NAMES.items():
         for folder in sorted(MEASURED.glob(f"{variant}-[0-9]*")):
@@ -100,13 +112,13 @@ def curves(speed: dict[str, float]) -> dict[str, list[Curve]]:
                     [row["step"] * per_update for row in rows],
                     [row["validation_loss"] for row in rows],
                     training_flops(model, (length + 1) / 2, (length - 1) / length),
-                    1 / speed[row_name(config)],
+                    1 / speed[row_name(config)]["median"],
                 )
             )
     return found
 
 
-def table(found: dict[str, dict[int, float]], speed: dict[str, float]) -> str:
+def table(found: dict[str, dict[int, float]], speed: dict[str, dict[str, float]]) -> str:
     lines = ["| variant | parameters | held-out loss, mean over seeds | 95 % | by seed | tokens/s |", "|---" * 6 + "|"]
     for variant, by_seed in found.items():
         mean = interval(list(by_seed.values()))
@@ -114,17 +126,20 @@ def table(found: dict[str, dict[int, float]], speed: dict[str, float]) -> str:
         folder = next(iter(sorted(MEASURED.glob(f"{variant}-[0-9]*"))))
         seeds = ", ".join(f"{by_seed[seed]:.4f}" for seed in sorted(by_seed))
         size, rate = read_json(folder / "evaluation.json")["parameters"], speed[row_name(read_config(folder))]
+        rates = f"{rate['median'] / 1000:,.0f}K ({rate['low'] / 1000:,.0f}–{rate['high'] / 1000:,.0f}K)"
         between = "" if low is None else f"{low:.4f}–{high:.4f}"
-        lines.append(
-            f"| {NAMES[variant]} | {size / 1e6:.2f}M | {mean['value']:.4f} | {between} | {seeds} | {rate / 1000:,.0f}K |"
-        )
-    lines += ["", "| question | difference in loss, nats | 95 % over seeds | answer |", "|---|---|---|---|"]
+        lines.append(f"| {NAMES[variant]} | {size / 1e6:.2f}M | {mean['value']:.4f} | {between} | {seeds} | {rates} |")
+    lines += [
+        "",
+        "| question | difference in loss, nats | 95 %, this question | 95 %, all questions | answer |",
+        "|---" * 5 + "|",
+    ]
     for question, (one, other) in QUESTIONS.items():
         gap = difference(found, one, other)
         if gap is not None:
-            low, high = gap["interval"]
+            both = " | ".join(f"{low:+.3f} to {high:+.3f}" for low, high in (gap["interval"], gap["interval_of_all_questions"]))
             pair = f"{NAMES[one]} − {NAMES[other]}"
-            lines.append(f"| {question} ({pair}) | {gap['value']:+.4f} | {low:+.4f} to {high:+.4f} | {gap['answer']} |")
+            lines.append(f"| {question} ({pair}) | {gap['value']:+.4f} | {both} | {gap['answer']} |")
     return "\n".join(lines)
 
 
@@ -145,7 +160,7 @@ def main() -> None:
     if len(sys.argv) > 2:
         write_json(MEASURED / "speed.json", read_json(Path(sys.argv[2])))
     rows = read_json(MEASURED / "speed.json")["rows"]
-    speed = {row["name"]: row["tokens_per_second"]["median"] for row in rows if "error" not in row}
+    speed = {row["name"]: row["tokens_per_second"] for row in rows if "error" not in row}
     found = losses()
     answers = {question: difference(found, *pair) for question, pair in QUESTIONS.items()}
     answered = {question: gap for question, gap in answers.items() if gap is not None}
@@ -158,8 +173,7 @@ def main() -> None:
             "protocol": f"decoders of 30M parameters, {config.training.epochs:g} epoch of Wikipedia, "
             f"{config.training.effective_batch_size} rows of {config.data.max_length} tokens an update, one recipe for all; "
             f"loss on {evaluation['targets']:,} held-out tokens; "
-            "paired over seeds, each one order of the text for all; intervals are not widened for eight questions, "
-            "of which the last two were asked after the losses were seen",
+            "paired over seeds, each one order of the text for all; the last two questions came after the losses were seen",
             "seeds": sorted({seed for by_seed in found.values() for seed in by_seed}),
             "metrics": {
                 "loss": {
@@ -167,26 +181,15 @@ def main() -> None:
                 },
                 "differences": answered,
             },
-            "answer": " ".join(
-                f"{question} {gap['answer'].capitalize()}, {gap['value']:+.4f} nats "
-                f"({gap['interval'][0]:+.4f} to {gap['interval'][1]:+.4f})."
-                for question, gap in answered.items()
-            ),
+            "answer": "; ".join(f"{question} {gap['answer']} ({gap['value']:+.3f} nats)" for question, gap in answered.items()),
             "command": 'results/ddl_rewrites/run.sh DATA RUNS "0 1 2" 1; python results/ddl_rewrites/collect.py RUNS BENCH',
         },
     )
     save(png(matched_curves(curves(speed))), HERE / "figures" / "curves.png")
-    put_in("table", table(found, speed))
-    put_in("tasks", task_table(read_json(MEASURED / "delta-0" / "evaluation.json")["tasks"]["shots"]))
-
-
-def put_in(name: str, text: str) -> None:
-    """Between the marks of this name in README.md."""
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition(f"<!-- {name} -->")
-    _, _, after = rest.partition(f"<!-- /{name} -->")
-    write_text(readme, f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->{after}")
-    print(text, end="\n\n")
+    write_between(HERE / "README.md", "table", table(found, speed))
+    write_between(
+        HERE / "README.md", "tasks", task_table(read_json(MEASURED / "delta-0" / "evaluation.json")["tasks"]["shots"])
+    )
 
 
 if __name__ == "__main__":

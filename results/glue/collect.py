@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pnn.files import write_json, write_text
+from pnn.files import write_between, write_json, write_text
 from pnn.runs import read_config, read_json
 
 HERE = Path(__file__).parent
@@ -102,10 +102,7 @@ def main() -> None:
             "command": "results/glue/run.sh DATA RUNS; python results/glue/collect.py RUNS",
         },
     )
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition("<!-- table -->")
-    _, _, after = rest.partition("<!-- /table -->")
-    write_text(readme, f"{before}<!-- table -->\n{table(found)}\n<!-- /table -->{after}")
+    write_between(HERE / "README.md", "table", table(found))
     print(table(found))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pnn.figures.plasticity import CYCLE_FIGURES
 from pnn.figures.plasticity_study import STUDY_FIGURES
 from pnn.figures.style import png, save
-from pnn.files import write_json, write_text
+from pnn.files import write_between, write_json, write_text
 from pnn.plasticity.study import collect
 from pnn.runs import read_config, read_json, read_metrics
 
@@ -186,22 +186,13 @@ def studies(names: list[str]) -> str:
     return tables(result)
 
 
-def put_in(name: str, text: str) -> None:
-    """Between the marks of this name in README.md."""
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition(f"<!-- {name} -->")
-    _, _, after = rest.partition(f"<!-- /{name} -->")
-    write_text(readme, f"{before}<!-- {name} -->\n{text}\n<!-- /{name} -->{after}")
-    print(text, end="\n\n")
-
-
 def main() -> None:
     if len(sys.argv) > 1:
         copy_in(Path(sys.argv[1]))
     there = [name for name in STUDIES if (MEASURED / name).exists()]
     if there:
-        put_in("tables", studies(there))
-    put_in("cycles", cycles())
+        write_between(HERE / "README.md", "tables", studies(there))
+    write_between(HERE / "README.md", "cycles", cycles())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from pnn.analysis.evidence import EXPERIMENTS
 from pnn.cli.findings import with_interval
-from pnn.files import write_json, write_text
+from pnn.files import write_between, write_json, write_text
 from pnn.runs import read_json
 
 HERE = Path(__file__).parent
@@ -101,10 +101,7 @@ def main() -> None:
             "command": "results/pnn_evidence/run.sh RUN…; python results/pnn_evidence/collect.py RUN…",
         },
     )
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition("<!-- table -->")
-    _, _, after = rest.partition("<!-- /table -->")
-    write_text(readme, f"{before}<!-- table -->\n{table(runs)}\n<!-- /table -->{after}")
+    write_between(HERE / "README.md", "table", table(runs))
     print(table(runs))
 
 

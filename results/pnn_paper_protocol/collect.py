@@ -15,7 +15,7 @@ from pnn.figures.accuracy import accuracy_by_step
 from pnn.figures.results import median_speed
 from pnn.figures.style import png, save
 from pnn.figures.training import training_curves
-from pnn.files import write_json, write_text
+from pnn.files import write_between, write_json, write_text
 from pnn.runs import read_config, read_json, read_metrics
 
 HERE = Path(__file__).parent
@@ -115,10 +115,7 @@ def main() -> None:
     save(png(accuracy_by_step(evaluations)), HERE / "figures" / "accuracy_by_step.png")
     metrics = {name: read_metrics(MEASURED / name / "metrics.jsonl") for name in rows}
     save(png(training_curves(metrics)), HERE / "figures" / "training_curves.png")
-    readme = HERE / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition("<!-- table -->")
-    _, _, after = rest.partition("<!-- /table -->")
-    write_text(readme, f"{before}<!-- table -->\n{table(rows)}\n<!-- /table -->{after}")
+    write_between(HERE / "README.md", "table", table(rows))
     print(table(rows))
     print(json.loads((HERE / "result.json").read_text())["answer"])
 

@@ -24,6 +24,15 @@ def write_text(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
+def write_between(path: Path, name: str, text: str) -> None:
+    """Put text between the marks <!-- name --> and <!-- /name --> of a file."""
+    before, first, rest = path.read_text(encoding="utf-8").partition(f"<!-- {name} -->")
+    _, last, after = rest.partition(f"<!-- /{name} -->")
+    if not first or not last:
+        raise ValueError(f"{path} has no marks for {name}")
+    write_text(path, f"{before}{first}\n{text}\n{last}{after}")
+
+
 def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
