@@ -76,6 +76,16 @@ def _cell(one: dict[str, Any] | None) -> str:
     return f"{100 * one['score']:.1f}{seeds} ({100 * low:.1f}–{100 * high:.1f})"
 
 
+def answer(found: dict[str, dict[str, Any]]) -> str:
+    """One sentence: who is ahead on how many tasks, and by how much on average."""
+    tasks = [by_model for by_model in found.values() if all(model in by_model for model in MODELS)]
+    if not tasks:
+        return "no task has all models yet"
+    best = {model: sum(max(one, key=lambda name: one[name]["score"]) == model for one in tasks) for model in MODELS}
+    means = {model: 100 * sum(one[model]["score"] for one in tasks) / len(tasks) for model in MODELS}
+    return f"of {len(tasks)} tasks: " + ", ".join(f"{MODELS[m]} best on {best[m]}, mean {means[m]:.1f}" for m in MODELS)
+
+
 def main() -> None:
     if len(sys.argv) > 1:
         copy_in(Path(sys.argv[1]).resolve())
@@ -99,6 +109,10 @@ def main() -> None:
                 }
                 for task, by_model in found.items()
             },
+            "seeds": sorted(
+                {seed["seed"] for by_model in found.values() for one in by_model.values() for seed in one["seeds"]}
+            ),
+            "answer": answer(found),
             "command": "results/glue/run.sh DATA RUNS; python results/glue/collect.py RUNS",
         },
     )

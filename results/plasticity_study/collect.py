@@ -24,13 +24,6 @@ HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
 STUDIES, CYCLES = ("study_llama", "study_gpt2"), ("cycle_smollm2", "cycle_opt")
 PRETRAINED = ("gpt2_distil", "gpt2_small", "opt_350m")
-CLAIMS = {
-    "F0": "30–50 % of heads can go with minimal degradation",
-    "F1": "growth by gradient or entropy gap recovers 92–95 %, at random 85–90 %",
-    "F2": "5 × the learning rate on new heads: 12 % faster recovery",
-    "F3": "larger models: prune 40–50 %, regrow less",
-    "F4": "as good with 15–20 % fewer parameters",
-}
 
 
 def copy_in(runs: Path) -> None:
@@ -96,13 +89,13 @@ def tables(result: dict[str, Any]) -> str:
     """The verdicts, then a table for each question, all from study.json."""
     findings, models = result["findings"], list(result["models"])
     lines = ["| the source says | verdict | " + " | ".join(models) + " |", "|---" * (2 + len(models)) + "|"]
-    for name, claim in CLAIMS.items():
-        by_model = findings[name]["by_model"]
+    for name, found in findings.items():
+        by_model = found["by_model"]
         cells = [by_model[model].get("verdict", "") for model in models]
         if name == "F3":
             shares = (by_model[model]["share_that_can_go"] for model in models)
             cells = [f"{100 * share['value']:.0f} % can go" for share in shares]
-        lines.append(f"| {name}: {claim} | **{findings[name]['verdict']}** | " + " | ".join(cells) + " |")
+        lines.append(f"| {name}: {found['claim']} | **{found['verdict']}** | " + " | ".join(cells) + " |")
 
     def add(title: str, first: str, rows: list[tuple[str, list[str]]]) -> None:
         lines.extend(["", title, "", f"| {first} | " + " | ".join(models) + " |", "|---" * (1 + len(models)) + "|"])
@@ -144,7 +137,35 @@ def tables(result: dict[str, Any]) -> str:
             for at, row in enumerate(first["multipliers"])
         ],
     )
+    add(
+        "**Ratios**, by gradient: perplexity above the control's; heads and parameters of the whole model that are gone.",
+        "pruned, grown",
+        [
+            (
+                f"{100 * row['prune']:g} %, {100 * row['grow']:g} %",
+                [ratio_cell(result["tables"][m]["ratios"][at]) for m in models],
+            )
+            for at, row in enumerate(first["ratios"])
+        ],
+    )
+    shape = result["speed"][models[0]]["rows"][-1]
+    timed = [arm for arm in shape["tokens_per_second"] if arm != first["control"]["arm"]]
+    add(
+        f"**Speed** of a forward pass of {shape['batch']} × {shape['length']} tokens, times the whole model's.",
+        "arm",
+        [(arm, [f"{speed_of(result, model, arm):.2f}" for model in models]) for arm in timed],
+    )
     return "\n".join(lines)
+
+
+def ratio_cell(row: dict[str, Any]) -> str:
+    fewer = row["fewer"]
+    return f"{between(row['rise_over_control'])}; {100 * fewer['heads']:.0f} % and {100 * fewer['parameters']:.1f} %"
+
+
+def speed_of(result: dict[str, Any], model: str, arm: str) -> float:
+    rates = result["speed"][model]["rows"][-1]["tokens_per_second"]
+    return rates[arm] / rates[result["tables"][model]["control"]["arm"]]
 
 
 def cycles() -> str:
@@ -177,7 +198,7 @@ def studies(names: list[str]) -> str:
             "perplexity by token; differences paired by seed; the control is retrained as long and not pruned",
             "seeds": list(range(settings["seeds"])),
             "metrics": result,
-            "answer": " ".join(f"{name} ({CLAIMS[name]}): {found['verdict']}." for name, found in result["findings"].items()),
+            "answer": " ".join(f"{name} ({found['claim']}): {found['verdict']}." for name, found in result["findings"].items()),
             "command": "results/plasticity_study/run.sh DATA RUNS; python results/plasticity_study/collect.py RUNS",
         },
     )

@@ -15,7 +15,7 @@ product with the vocabulary counts for predicted tokens only. In a causal model 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -37,6 +37,8 @@ from pnn.stats import ratio_interval
 from pnn.turns import take_turns
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}  # of a batch that is only measured
+# Rows of the forward passes that are timed: a GPU does eight rows sooner than Python issues them
+SPEED_BATCHES = {"cpu": (1, 8), "cuda": (1, 8, 64)}
 SECONDS = 0.5  # how long one speed is measured, at least
 
 
@@ -140,10 +142,11 @@ def missing_capacity(model: PreTrainedModel, batches: Iterable[dict[str, Any]], 
 
 
 @torch.no_grad()
-def speeds(models: dict[str, PreTrainedModel], length: int, batches: Sequence[int] = (1, 8)) -> list[dict[str, Any]]:
-    """Tokens a second of each model's forward pass, at each batch size and at the whole length and a quarter of it. Models take
-    turns; the median of the turns counts."""
+def speeds(models: dict[str, PreTrainedModel], length: int, largest_only: bool = False) -> list[dict[str, Any]]:
+    """Tokens a second of each model's forward pass, at each batch size (or the largest) and at the whole length and a quarter
+    of it. Models take turns; the median of the turns counts."""
     device = next(iter(models.values())).device
+    batches = SPEED_BATCHES.get(device.type, SPEED_BATCHES["cpu"])[-1 if largest_only else 0 :]
     rows = []
     with ExitStack() as stack:
         for model in models.values():

@@ -54,7 +54,6 @@ from pnn.runs import read_json
 from pnn.training.tracking import environment
 
 WAIT = 0.2  # seconds before looking again at arms that other processes are working on
-SPEED_BATCH = 8  # rows of the forward passes that are timed
 
 
 @dataclass(frozen=True)
@@ -315,5 +314,5 @@ def _speed(folder: Path, source: Source, plan: StudySettings) -> dict[str, Any]:
     for arm in timed_arms():
         head_map = read_json(folder / "arms" / f"{source.name}-0-{arm.name}.json")["head_map"]
         shapes[arm.name] = bench.model if arm == CONTROL else reorganised(bench.model, head_map)
-    rows = speeds(shapes, bench.text.held_out.shape[1], batches=(SPEED_BATCH,))
+    rows = speeds(shapes, bench.text.held_out.shape[1], largest_only=True)
     return {"device": str(bench.model.device), "rows": rows}
