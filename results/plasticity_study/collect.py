@@ -22,7 +22,7 @@ from pnn.runs import read_config, read_json, read_metrics
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
-STUDIES, CYCLES = ("study_llama", "study_gpt2"), ("cycle_smollm2", "cycle_opt")
+STUDIES, CYCLES = ("study_llama", "study_gpt2"), ("cycle_stories15M", "cycle_smollm2", "cycle_opt")
 PRETRAINED = ("gpt2_distil", "gpt2_small", "opt_350m")
 
 
@@ -58,7 +58,9 @@ def without_folders(runs: Path) -> Callable[[str], str]:
         places |= {str(Path(data.tokenizer).parent.parent): "DATA", str(Path(data.prepared).parent): "RUNS"}
 
     for name in (one for one in CYCLES if (runs / one / "summary.json").exists()):
-        places[str(Path(read_json(runs / name / "summary.json")["dataset"]).parent.parent)] = "DATA"
+        text = Path(read_json(runs / name / "summary.json")["dataset"])
+        if text.is_absolute():
+            places[str(text.parent.parent)] = "DATA"
 
     def clean(text: str) -> str:
         for place, name in places.items():
@@ -168,18 +170,27 @@ def speed_of(result: dict[str, Any], model: str, arm: str) -> float:
     return rates[arm] / rates[result["tables"][model]["control"]["arm"]]
 
 
+def hardware(name: str) -> str:
+    found = read_json(MEASURED / name / "environment.json")["hardware"]
+    return found["gpus"][0] if found["gpus"] else f"{found['cores']} CPU cores"
+
+
 def cycles() -> str:
-    lines = ["| cycle | heads | parameters | perplexity before → pruned → after | tokens/s, forward |", "|---|---|---|---|---|"]
+    lines = ["| cycle | on | heads | parameters | perplexity before → pruned → after | tokens/s, forward |", "|---" * 6 + "|"]
     for name in (one for one in CYCLES if (MEASURED / one).exists()):
         summary, records = read_json(MEASURED / name / "summary.json"), read_metrics(MEASURED / name / "metrics.jsonl")
         before, after, speed = summary["initial"], summary["final"], summary["speed"][-1]
         pruned = next(record for record in records if record["phase"] == "measurement")["perplexity"]
         rates = speed["tokens_per_second"]
-        lines.append(
-            f"| {summary['model_name']} | {before['heads']} → {after['heads']} | {before['parameters'] / 1e6:.1f}M → "
-            f"{after['parameters'] / 1e6:.1f}M | {before['perplexity']:.2f} → {pruned:.2f} → {after['perplexity']:.2f} | "
-            f"{rates['initial'] / 1000:,.0f}K → {rates['final'] / 1000:,.0f}K ({speed['batch']} × {speed['length']}) |"
-        )
+        cells = [
+            summary["model_name"],
+            hardware(name),
+            f"{before['heads']} → {after['heads']}",
+            f"{before['parameters'] / 1e6:.1f}M → {after['parameters'] / 1e6:.1f}M",
+            f"{before['perplexity']:.2f} → {pruned:.2f} → {after['perplexity']:.2f}",
+            f"{rates['initial']:,.0f} → {rates['final']:,.0f} ({speed['batch']} × {speed['length']})",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
         for figure, draw in CYCLE_FIGURES.items():
             save(png(draw(records)), HERE / "figures" / f"{name}_{figure}.png")
     return "\n".join(lines)
