@@ -8,8 +8,8 @@ Counted in units, a row of the width for one token, as the kernels move them (`k
     over tokens   x kept and read, ∂x → ; X, b, ∂x →          c + 5      the gradient of such a compressor is a pass of its own
 
 Before the first branch nothing is written, beyond the last no gradient comes back, and several channels are made from one. The
-few numbers a token that are kept as well (gates, values, lengths) are some per cent of a unit and left out. The additive decoder
-is taken as measured, and its own passes as ideal: where a compiler's are not, rewriting can come out above its bound.
+few numbers a token that are kept as well (gates, values, lengths) are some per cent of a unit and left out. The additive
+decoder is taken as measured, and its own passes as ideal: where they are not, rewriting can come out above its bound.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ def _first_pass(channels: int, over_tokens: bool) -> int:
 
 
 def bound_by_bytes(bytes_per_token: float, bytes_per_second: float, additive_tokens_per_second: float) -> float:
-    """The share of the additive decoder's speed that is left if these bytes are moved at this rate and nothing else is slower."""
+    """The share of the additive decoder's speed that is left if these bytes are moved at this rate, nothing else."""
     return 1 / (1 + additive_tokens_per_second * bytes_per_token / bytes_per_second)

@@ -142,8 +142,8 @@ def add_share(row: Row, rate: dict[str, Any]) -> None:
 
 
 def ratios(rows: list[Row], on_gpu: bool, copied: dict[str, Any] | None = None) -> dict[str, float]:
-    """What the rows say about each other, by the names that are looked for. Ours over theirs. `copied`: the rate of a copy, from
-    which follows how near to the additive decoder one that rewrites can come."""
+    """What the rows say about each other, by the names that are looked for. Ours over theirs. From `copied`, the rate of a
+    copy, follows how near to the additive decoder one that rewrites can come."""
     found: dict[tuple[str, str], Row] = {}
     for row in rows:
         if "error" not in row:
