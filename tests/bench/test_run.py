@@ -11,6 +11,7 @@ from pnn.bench import training, transformers_bert
 from pnn.bench.timing import Budget, Clock, copy_rate, hardware_slug
 from pnn.config import load_config
 from pnn.figures.scaling import scaling
+from pnn.models.sections import model_config
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these check the rows of a CPU")
 BRIEF = Budget(seconds=0.05, blocks=2, warmup=1)
@@ -119,6 +120,15 @@ def test_a_decoder_stands_beside_what_bytes_allow():
     assert bounds == {"ddl_channel_bound_by_bytes"}
     assert "ddl_channel_bound_by_bytes" not in bench_run.ratios(rows, True)
     assert "ddl_channel_bound_by_bytes" not in bench_run.ratios(rows[1:], True, copied)
+
+
+def test_bytes_are_counted_where_kernels_move_them():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    rewrites, adds, pnn_config = (
+        model_config(load_config(name).model) for name in ("ddl_small", "ddl_small_additive", "quickstart_pnn")
+    )
+    assert training._bytes_of(rewrites, gpu) == {"rewriting_bytes_per_token": 542 * 768 * 2}
+    assert training._bytes_of(rewrites, cpu) == training._bytes_of(adds, gpu) == training._bytes_of(pnn_config, gpu) == {}
 
 
 def test_the_rate_of_a_copy_counts_reading_and_writing(monkeypatch):
