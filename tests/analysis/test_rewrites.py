@@ -311,7 +311,10 @@ def test_gates_that_are_the_same_at_every_token(own):
     found = analysed(fix_gates(own, 1))
     assert verdicts(found)["gates_differ_between_tokens"] == "not supported"
     assert verdicts(found)["gates_matter"] == "not supported"
-    assert verdicts(found)["read_out_moves_to_target"] == "supported"  # β = 1: all the way
+    moves = found["findings"]["read_out_moves_to_target"]  # all the way, which scattered fresh gates do not reach
+    assert moves["verdict"] == "supported"
+    assert moves["effect"]["value"] == pytest.approx(1, abs=1e-5)
+    assert 0.5 < moves["control"]["value"] < 0.95
     for sublayer in found["sublayers"]:
         assert sublayer["beta"]["deviation"] == 0
         assert sublayer["regimes"]["match"] == 1
@@ -322,10 +325,19 @@ def test_gates_that_are_the_same_at_every_token(own):
     assert found["interventions"]["mean_beta"]["rise"]["value"] == pytest.approx(0, abs=1e-6)
 
 
-def test_gates_that_differ_no_more_than_untrained_ones():
+@pytest.mark.parametrize("name", ["gates_differ_between_tokens", "read_out_moves_to_target"])
+def test_what_untrained_gates_do_is_nothing_learnt(name):
     fresh = rewriting.tiny(seed=0)  # the very weights of the control
-    found = analysed(fresh)["findings"]["gates_differ_between_tokens"]
-    assert found["effect"]["value"] == found["control"]["value"]
+    found = analysed(fresh)["findings"][name]
+    assert found["effect"]["value"] == found["control"]["value"] > found["margin"]
+    assert found["verdict"] == "not supported"
+
+
+def test_read_outs_that_move_less_than_before_training(own):
+    """β = 1.4 removes 0.6 of every error: most of it, and less than fresh gates do."""
+    found = analysed(fix_gates(own, 1.4))["findings"]["read_out_moves_to_target"]
+    assert found["effect"]["value"] == pytest.approx(0.6, abs=1e-3)
+    assert found["effect_beyond_control"]["interval"][1] < 0
     assert found["verdict"] == "not supported"
 
 

@@ -8,9 +8,10 @@ import torch
 
 from pnn.bench import run as bench_run
 from pnn.bench import training, transformers_bert
-from pnn.bench.timing import Budget, Clock, hardware_slug
+from pnn.bench.timing import Budget, Clock, copy_rate, hardware_slug
 from pnn.config import load_config
 from pnn.figures.scaling import scaling
+from pnn.models.sections import model_config
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these check the rows of a CPU")
 BRIEF = Budget(seconds=0.05, blocks=2, warmup=1)
@@ -102,6 +103,38 @@ def test_ratios_of_a_gpu_and_never_across_configs():
     assert found["pnn_share_of_matmul_rate"] == 0.5
     assert "bert_train_vs_transformers" not in found
     assert "pnn_cpu_train_vs_naive" not in found
+
+
+def test_a_decoder_stands_beside_what_bytes_allow():
+    def row(name, speed, **more):
+        tokens = {"median": speed, "low": speed, "high": speed}
+        measured = {"tokens_per_second": tokens, "peak_memory_bytes": 10, "share_of_matmul_rate": 0.5}
+        return {"name": name, "what": "train", "config": name, "shapes": {"width": 8}, **measured, **more}
+
+    rows = [row("ddl additive", 1e6), row("ddl channel", 0.7e6, rewriting_bytes_per_token=1000), row("ddl additive channel", 1)]
+    copied = {"bytes_per_second": {"median": 4e9, "low": 4e9, "high": 4e9}}
+    found = bench_run.ratios(rows, True, copied)
+    assert found["ddl_channel_vs_additive"] == pytest.approx(0.7)
+    assert found["ddl_channel_bound_by_bytes"] == pytest.approx(1 / 1.25)  # a microsecond, and a quarter more
+    bounds = {name for name in found if name.endswith("bound_by_bytes")}
+    assert bounds == {"ddl_channel_bound_by_bytes"}
+    assert "ddl_channel_bound_by_bytes" not in bench_run.ratios(rows, True)
+    assert "ddl_channel_bound_by_bytes" not in bench_run.ratios(rows[1:], True, copied)
+
+
+def test_bytes_are_counted_where_kernels_move_them():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    rewrites, adds, pnn_config = (
+        model_config(load_config(name).model) for name in ("ddl_small", "ddl_small_additive", "quickstart_pnn")
+    )
+    assert training._bytes_of(rewrites, gpu) == {"rewriting_bytes_per_token": 542 * 768 * 2}
+    assert training._bytes_of(rewrites, cpu) == training._bytes_of(adds, gpu) == training._bytes_of(pnn_config, gpu) == {}
+
+
+def test_the_rate_of_a_copy_counts_reading_and_writing(monkeypatch):
+    monkeypatch.setattr("pnn.bench.timing.COPIED", 1 << 20)
+    monkeypatch.setattr("pnn.bench.timing.time_updates", lambda copy, budget, device: {"tokens_per_second": copy()})
+    assert copy_rate(torch.device("cpu")) == {"copied_bytes": 1 << 20, "bytes_per_second": 2 << 20}
 
 
 def test_a_row_that_runs_out_of_memory_is_told_and_the_others_still_run(pair, small_product, tmp_path, monkeypatch):

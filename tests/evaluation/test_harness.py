@@ -175,11 +175,12 @@ def test_a_document_is_never_its_own_example(files, tmp_path):
 
 @pytest.fixture
 def through_lm_eval(hub, tmp_path, monkeypatch):
-    """lm-eval's own command, in this process (importing it and torch again would take most of the time). `import pnn` is all
-    that it has of ours: our models are then known to transformers."""
+    """lm-eval's own command, in this process (importing it and torch again would take most of the time), with the arguments
+    that the protocol names. `import pnn` is all that it has of ours: our models are then known to transformers."""
 
-    def evaluate(model: Path, shots: int) -> dict[str, dict[str, float]]:
-        options = {"--model": "hf", "--model_args": f"pretrained={model}", "--include_path": hub, "--output_path": tmp_path}
+    def evaluate(model: Path, shots: int, protocol: str) -> dict[str, dict[str, float]]:
+        arguments = protocol.partition("--model_args ")[2].rstrip(".").replace("CHECKPOINT", str(model))
+        options = {"--model": "hf", "--model_args": arguments, "--include_path": hub, "--output_path": tmp_path}
         options |= {"--tasks": ",".join(f"same_{name}" for name in TASKS), "--num_fewshot": shots, "--device": "cpu"}
         arguments = [str(word) for option in (options | {"--batch_size": 8, "--limit": 6}).items() for word in option]
         monkeypatch.setattr(sys, "argv", ["lm_eval", *arguments])
@@ -206,11 +207,17 @@ def compare(result: dict, expected: dict[str, dict[str, float]]) -> None:
 
 
 @pytest.mark.slow
-def test_ddl_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, ddl, files, through_lm_eval):
+@pytest.mark.parametrize("bf16", [False, True])  # autocast, as on a GPU
+def test_ddl_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, ddl, files, through_lm_eval, monkeypatch, bf16):
+    monkeypatch.setattr(harness, "_has_bf16", lambda device: bf16)
     options = ("--tasks", "all", "--shots", "1", "--task-files", files, "--limit", 6, "--json")
     code, out, err = pnn_command("evaluate", ddl, *options)
     assert code == 0, err
-    compare(json.loads(out)["shots"]["1"], through_lm_eval(ddl, 1))
+    result = json.loads(out)["shots"]["1"]
+    mixed = "mixed_precision_dtype=bfloat16," if bf16 else ""
+    wanted = f"pretrained=CHECKPOINT,dtype=float32,max_length=256,{mixed}softmax_dtype=float32."
+    assert result["protocol"].endswith(f"computes the same with --model_args {wanted}")
+    compare(result, through_lm_eval(ddl, 1, result["protocol"]))
 
 
 @pytest.mark.slow
@@ -218,7 +225,8 @@ def test_llama_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, lla
     options = ("--tasks", "all", "--shots", "0", "--task-files", files, "--limit", 6, "--json")
     code, out, err = pnn_command("evaluate", llama, *options)
     assert code == 0, err
-    compare(json.loads(out)["shots"]["0"], through_lm_eval(llama, 0))
+    result = json.loads(out)["shots"]["0"]
+    compare(result, through_lm_eval(llama, 0, result["protocol"]))
 
 
 @pytest.fixture
@@ -301,6 +309,14 @@ def test_where_there_is_bf16_logits_are_computed_in_it_and_still_tell_answers_ap
     assert kinds == {torch.bfloat16}
     assert rounded["average"]["accuracy"] == pytest.approx(exact["average"]["accuracy"], abs=0.1)
     assert next(model.parameters()).dtype == torch.float32
+
+
+def test_a_tokenizer_that_lm_evals_command_cannot_read(files):
+    """It has no end of text, which lm-eval asks for; [SEP] serves here, and no command is promised the same."""
+    tokenizer = of_synthetic_language(256)
+    result = evaluate_tasks(tiny_ddl(len(tokenizer)), tokenizer, ["piqa"], 0, local=files, limit=2, device="cpu")
+    assert result["tasks"]["piqa"]["documents"] == 2
+    assert "--model_args" not in result["protocol"]
 
 
 def test_the_eight_tasks_as_published(pnn_command, ddl, tmp_path):

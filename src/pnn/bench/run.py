@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pnn.bench import inference, processes, scaling, training
+from pnn.bench.bounds import bound_by_bytes
 from pnn.bench.naive import check_published_design
-from pnn.bench.timing import Budget, clean_slate, hardware_slug, machine, matrix_rate
+from pnn.bench.timing import Budget, clean_slate, copy_rate, hardware_slug, machine, matrix_rate
 from pnn.config import RunConfig
 from pnn.errors import UserError, did_you_mean
 from pnn.files import write_json
@@ -49,13 +50,15 @@ def benchmark(
         out = Path("benchmarks/results") / f"{what[0]}-{hardware_slug(hardware)}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     result["matrix_rate"] = matrix_rate(device)
+    if device.type == "cuda" and any(training.config_kind(run) == "ddl" for run in runs):
+        result["copy_rate"] = copy_rate(device)
     for kind, run in itertools.product(what, runs):
         for name, time_row in WAYS[kind](run, against, budget):
             say(f"timing {run.name}, {kind}: {name} …")
             row = attempt({"name": name, "what": kind, "config": run.name}, time_row)
             add_share(row, result["matrix_rate"])
             result["rows"].append(row)
-            result["ratios"] = ratios(result["rows"], on_gpu=device.type == "cuda")
+            result["ratios"] = ratios(result["rows"], device.type == "cuda", result.get("copy_rate"))
             write_json(out, result)
             say(f"  {row['error']}" if "error" in row else f"  {row['tokens_per_second']['median']:,.0f} tokens/s")
     clean_slate(device)
@@ -138,8 +141,9 @@ def add_share(row: Row, rate: dict[str, Any]) -> None:
         row["share_of_matmul_rate"] = None if "processes" in row else done / rate["flops_per_second"]["median"]
 
 
-def ratios(rows: list[Row], on_gpu: bool) -> dict[str, float]:
-    """What the rows say about each other, by the names that are looked for. Ours over theirs."""
+def ratios(rows: list[Row], on_gpu: bool, copied: dict[str, Any] | None = None) -> dict[str, float]:
+    """What the rows say about each other, by the names that are looked for. Ours over theirs. From `copied`, the rate of a
+    copy, follows how near to the additive decoder one that rewrites can come."""
     found: dict[tuple[str, str], Row] = {}
     for row in rows:
         if "error" not in row:
@@ -170,6 +174,11 @@ def ratios(rows: list[Row], on_gpu: bool) -> dict[str, float]:
     possible["ddl_additive_share_of_matmul_rate"] = found.get(additive, {}).get("share_of_matmul_rate")
     for name in ("scalar", "channel", "token", "write-only channel", "additive channel"):
         variant, key = (f"ddl {name}", "train"), f"ddl_{name.replace(' ', '_').replace('-', '_')}"
-        possible[f"{key}_vs_additive"] = ratio(variant, additive, *speed, configs=True)
+        compared = ratio(variant, additive, *speed, configs=True)
+        possible[f"{key}_vs_additive"] = compared
+        moved = found.get(variant, {}).get("rewriting_bytes_per_token")
+        if copied is not None and compared is not None and moved is not None:
+            additive_speed = found[additive]["tokens_per_second"]["median"]
+            possible[f"{key}_bound_by_bytes"] = bound_by_bytes(moved, copied["bytes_per_second"]["median"], additive_speed)
         possible[f"{key}_memory_vs_additive"] = ratio(variant, additive, "peak_memory_bytes", configs=True)
     return {name: value for name, value in possible.items() if value is not None}

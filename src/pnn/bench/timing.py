@@ -19,6 +19,7 @@ from pnn.turns import synchronize
 
 CALIBRATION = 2  # updates that say how many make a block
 GPU_PRODUCT, CPU_PRODUCT = 8192, 1024  # sides of the square matrices whose product is the yardstick
+COPIED = 1 << 30  # bytes of the copy that is the other one: far more than any cache holds
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,19 @@ def matrix_rate(device: torch.device) -> dict[str, Any]:
         "flops_per_second": {"median": statistics.median(rested), "low": min(rested), "high": max(rested)},
         "sustained_flops_per_second": sustained["median"],
     }
+
+
+def copy_rate(device: torch.device) -> dict[str, Any]:
+    """Bytes a second, read and written, of a long copy: what a pass that only moves its numbers can reach."""
+    source = torch.zeros(COPIED, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+
+    def copy() -> float:
+        target.copy_(source)
+        return 2.0 * COPIED
+
+    measured = time_updates(copy, Budget(seconds=0.5, blocks=5, warmup=5), device)["tokens_per_second"]
+    return {"copied_bytes": COPIED, "bytes_per_second": measured}
 
 
 def machine() -> dict[str, Any]:

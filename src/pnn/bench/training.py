@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from pnn.bench import flops
+from pnn.bench.bounds import rewriting_bytes
 from pnn.bench.naive import MICRO_BATCH_ROWS, NaivePNN, NaiveTrainer, check_published_design
 from pnn.bench.padding import Padded, micro_batches, pad
 from pnn.bench.timing import Budget, clean_slate, peak_memory, time_updates
@@ -147,7 +148,15 @@ def train_row(run: RunConfig, budget: Budget, name: str | None = None) -> dict[s
             compiled=trainer.compiled,
             shapes=shapes(run, text, batch_tokens=plan.batch_tokens, micro_batches=plan.accumulation, **size_of(config)),
             peak_memory_bytes=peak_memory(accelerator.device),
+            **_bytes_of(config, accelerator.device),
         )
+
+
+def _bytes_of(config: Any, device: torch.device) -> dict[str, int]:
+    """What a decoder's rewriting moves, where it moves what kernels do."""
+    if not isinstance(config, DDLConfig) or config.residual == "additive" or device.type != "cuda":
+        return {}
+    return {"rewriting_bytes_per_token": rewriting_bytes(config)}
 
 
 def config_kind(run: RunConfig) -> str:

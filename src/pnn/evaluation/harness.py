@@ -115,11 +115,15 @@ def evaluate_tasks(
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     definitions = Path(lm_eval.tasks.__file__).parent
-    framing: dict[str, Any] = {}
+    bf16 = {"mixed_precision_dtype": "bfloat16"} if _has_bf16(device) else {}
+    # sums of log-probabilities need more than 16 bits
+    settings: dict[str, Any] = {"max_length": longest_input(model), **bf16, "softmax_dtype": "float32"}
+    same = f"dtype={str(model.dtype).removeprefix('torch.')}," + ",".join(f"{key}={value}" for key, value in settings.items())
     if tokenizer.eos_token_id is None:  # made from a corpus: lm-eval asks for an end of text, and would frame prompts as lines
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_of_text(tokenizer))
-        framing = {"add_bos_token": False}
+        settings["add_bos_token"] = False
+        same = ""  # its own command cannot read such a tokenizer
     was_training, used_cache = model.training, getattr(model.config, "use_cache", None)
     with tempfile.TemporaryDirectory() as scratch, _quiet():
         if local is None:
@@ -134,11 +138,8 @@ def evaluate_tasks(
                 pretrained=model.to(device),
                 tokenizer=tokenizer,
                 backend="causal",
-                max_length=longest_input(model),
                 batch_size=batch_size or _batch_size(device),
-                mixed_precision_dtype="bfloat16" if _has_bf16(device) else None,
-                softmax_dtype="float32",  # sums of log-probabilities need more than 16 bits
-                **framing,
+                **settings,
             )
             measured = lm_eval.simple_evaluate(
                 model=lm, tasks=list(tasks), num_fewshot=num_fewshot, limit=limit, task_manager=manager, log_samples=False
@@ -154,7 +155,7 @@ def evaluate_tasks(
     rows = {name: _row(name, num_fewshot, measured) for name in tasks}
     return {
         "shots": num_fewshot,
-        "protocol": _protocol(lm_eval.__version__, num_fewshot, local, limit),
+        "protocol": _protocol(lm_eval.__version__, num_fewshot, local, limit, same),
         "limit": limit,
         "tasks": rows,
         "average": _average(rows),
@@ -200,7 +201,7 @@ def _average(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _protocol(version: str, num_fewshot: int, local: Path | None, limit: int | None) -> str:
+def _protocol(version: str, num_fewshot: int, local: Path | None, limit: int | None, model_args: str) -> str:
     whence = "the hub" if local is None else f"files in {local}"
     sentences = [f"lm-eval {version}, {num_fewshot}-shot; its own prompts and scoring; documents from {whence}."]
     if num_fewshot and local is None:
@@ -212,6 +213,8 @@ def _protocol(version: str, num_fewshot: int, local: Path | None, limit: int | N
     if limit is not None:
         sentences.append(f"Only the first {limit:,} documents of each task.")
     sentences.append("`accuracy` is acc_norm where lm-eval has it, else acc.")
+    if model_args:
+        sentences.append(f"lm-eval's own command computes the same with --model_args pretrained=CHECKPOINT,{model_args}.")
     return " ".join(sentences)
 
 
