@@ -6,8 +6,9 @@ import shutil
 import pytest
 import yaml
 
-from pnn.export.card import model_card
+from pnn.export.card import model_card, of_refiners
 from pnn.export.loading import open_for_export
+from pnn.models import PNNConfig
 
 
 def card(run, remote_code=False, onnx_steps=None, licence=None) -> str:
@@ -119,3 +120,18 @@ def test_a_fine_tuned_models_card(checkpoints, tmp_path):
     ):
         assert known in text, known
     assert "baseline majority" not in text  # that it does beat
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_steps": 3}, "one gated refiner is applied to every token's state again and again, 3 times."),
+        ({"num_steps": 1}, "one gated refiner is applied to every token's state once."),
+        ({"schedule": [0, 1]}, "2 gated refiners are applied to every token's state, one after the other."),
+        ({"schedule": [0, 1, 0, 1]}, "2 gated refiners are applied to every token's state, 4 steps in all."),
+        ({"num_steps": 3, "gate": "none"}, "one refiner is applied to every token's state again and again, 3 times. What a"),
+        ({"num_steps": 3, "update": "delta"}, "one refiner is applied to every token's state again and again, 3 times. A step"),
+    ],
+)
+def test_what_a_pnn_does_follows_from_its_config(changes, says):
+    assert of_refiners(PNNConfig(**changes)).startswith(f"A Plastic Neural Network: {says}")

@@ -163,7 +163,7 @@ def _held_out(
             raise UserError(f"{loaded.checkpoint}: its tokenizer is not the one that the run's config names: they do not match")
         tokens, chosen = prepared.validation, prepared.validation_sequences
     else:
-        raise UserError(f"{run} is a checkpoint without a run folder: say what to analyse it on with --data")
+        raise UserError(f"{runs.without_text(run, loaded.checkpoint)}: say what to analyse it on with --data")
     if len(chosen[:sequences]) < 2:
         raise UserError("too little text to analyse: intervals need two sequences or more")
     keeps = folder is not None and Path(run).resolve() == folder and data is None

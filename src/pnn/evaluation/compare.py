@@ -63,7 +63,7 @@ def compare_runs(
     configs = [_config_of(checkpoint) for checkpoint in checkpoints]
     config = next((config for config in configs if config is not None), None)
     if config is None and other is None:
-        raise UserError(f"{names[0]} is a checkpoint without a run folder: say what to compare on with --data")
+        raise UserError(f"{runs.without_text(names[0], checkpoints[0])}: say what to compare on with --data")
     loaded = [load_run(checkpoint, device=device) for checkpoint in checkpoints]
     settings = config.evaluation if config is not None else EvaluationConfig()
     batch = batch_tokens or settings.batch_tokens

@@ -67,7 +67,7 @@ def open_for_export(run: str) -> Exported:
     folder = None
     if isinstance(checkpoint, Path):
         parent = checkpoint.resolve().parent.parent
-        folder = parent if any((parent / file).exists() for file in ("config.yaml", "result.json")) else None
+        folder = parent if any((parent / file).exists() for file in ("config.yaml", "result.json", "cycle.json")) else None
     name = folder.name if folder is not None else Path(run).name
     if folder is not None and (folder / "finetune.json").exists():
         name = f"{runs.read_json(folder / 'finetune.json')['model']}-{folder.name}"
