@@ -66,6 +66,12 @@ def test_what_is_not_known_is_not_said(run, checkpoints, trained_run):
     assert str(trained_run.parent) not in card(run)
 
 
+def test_the_code_is_named_also_without_git(run):
+    environment = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps(environment | {"git": None}))
+    assert f"digest `{environment['source_sha256'][:12]}`" in card(run)
+
+
 def test_how_to_load_it_follows_from_the_export(checkpoints):
     assert "trust_remote_code=True" in card(checkpoints["pnn"], remote_code=True)
     plain = card(checkpoints["pnn"])

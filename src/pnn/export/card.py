@@ -199,6 +199,8 @@ class Known:
             parts.append(f"Hardware: {device}. torch {versions['torch']}, transformers {versions['transformers']}.")
             if self.environment.get("git"):
                 parts.append(f"Code: commit `{self.environment['git']['commit'][:12]}`.")
+            elif "source_sha256" in self.environment:
+                parts.append(f"Code: source files with the digest `{self.environment['source_sha256'][:12]}`.")
         return " ".join(parts)
 
     def results(self) -> str:
