@@ -21,7 +21,7 @@ from transformers import (
 
 from pnn import runs
 from pnn.data.tokenizers import load_tokenizer
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 from pnn.evaluation.reading import longest_input
 
 HEADS: dict[str, Any] = {
@@ -58,8 +58,7 @@ def open_for_export(run: str) -> Exported:
             str(checkpoint), use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{checkpoint}: cannot load the model ({reason})") from error
+        raise UserError(f"{checkpoint}: cannot load the model ({first_line(error)})") from error
     lost = sorted(info.get("missing_keys") or ())
     if lost:
         raise UserError(f"{checkpoint}: {len(lost)} weights are missing, first {lost[0]}")
