@@ -86,7 +86,7 @@ def is_cycle(folder: Path) -> bool:
 def without_text(run: str | Path, checkpoint: Path | str) -> str:
     """Why a RUN names no text to be measured on, as the beginning of a sentence."""
     if isinstance(checkpoint, Path) and is_cycle(checkpoint.resolve().parent.parent):
-        return f"{run} is of a plasticity cycle, which keeps no config of a text (its own measurements are in summary.json)"
+        return f"{run} is of a plasticity cycle, which keeps no text to measure on (what it measured itself is in summary.json)"
     return f"{run} is a checkpoint without a run folder"
 
 

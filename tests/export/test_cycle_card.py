@@ -55,7 +55,7 @@ def test_it_tells_what_the_cycle_did_and_measured(folder):
         "# cyc\n",
         "started from `small-ddl`: 4 → 2 → 3 → 2 → 3 attention heads",
         "scored heads on `fables.txt` and learned from it",
-        "Measured on 6 held-out rows of 16 tokens",
+        "Measured on 6 held-out rows of at most 16 tokens",
         "2 round(s). Each pruned 0.5 of the heads by gradient, grew 0.25 of the original number by gradient",
         "2 updates of 2 rows, at a learning rate of 0.003",
         "seed 0",

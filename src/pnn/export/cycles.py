@@ -36,7 +36,7 @@ class Cycle:
     def data(self) -> str:
         text = f"The cycle scored heads on `{self.source}` and learned from it."
         if self.initial is not None:
-            text += f" Measured on {self.initial['rows']:,} held-out rows of {self.initial['row_tokens']:,} tokens."
+            text += f" Measured on {self.initial['rows']:,} held-out rows of at most {self.initial['row_tokens']:,} tokens."
         return f"{text} On what `{self.model}` was trained, the cycle does not say."
 
     def training(self) -> str:
