@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Union
 
 import yaml
 
-from pnn.errors import UserError, did_you_mean
+from pnn.errors import UserError, did_you_mean, first_line
 
 T = TypeVar("T")
 
@@ -258,7 +258,7 @@ def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, 
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a YAML file ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{path}: not a YAML file ({first_line(error)})") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected sections of keys, got {type(raw).__name__}")
     base = raw.pop("extends", None)

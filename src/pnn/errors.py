@@ -20,3 +20,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f' (did you mean "{close[0]}"?)' if close else f" (known: {', '.join(known)})"
+
+
+def first_line(error: BaseException) -> str:
+    """Of what other libraries say at length, as much as fits a sentence; the kind of the error where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip()

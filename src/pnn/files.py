@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pnn.errors import UserError
+
 
 def write_text(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
@@ -41,13 +43,19 @@ def write_json(path: Path, value: Any) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to fill; it appears under its name only if the block succeeds, and not at all if it fails. Where another
     process made the same folder meanwhile, theirs stays."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_make(target, error) from error
     for stale in target.parent.glob(f".{target.name}.partial-*"):
         pid = stale.name.rpartition("-")[2]
         if pid == str(os.getpid()) or not (pid.isdigit() and _alive(int(pid))):  # left by a process that was killed
             shutil.rmtree(stale, ignore_errors=True)
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    partial.mkdir()
+    try:
+        partial.mkdir()
+    except OSError as error:
+        raise _cannot_make(target, error) from error
     try:
         yield partial
         for file in partial.rglob("*"):
@@ -61,6 +69,11 @@ def new_folder(target: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _cannot_make(target: Path, error: OSError) -> UserError:
+    """In the name that was asked for: nobody knows the partial one."""
+    return UserError(f"cannot make the folder {target} ({error.strerror}): choose a place where folders can be made")
 
 
 def point(link: Path, target: Path) -> None:

@@ -64,6 +64,10 @@ def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_config(run: Path) -> RunConfig:
+    if is_cycle(run):
+        raise UserError(
+            f"{run} is the folder of a plasticity cycle, not of a training run: what it found is in summary.json and figures/"
+        )
     if not (run / "config.yaml").exists():
         raise UserError(f"{run} is not a run folder: no config.yaml")
     return load_config(str(run / "config.yaml"))
@@ -73,6 +77,17 @@ def run_of(checkpoint: Path) -> Path | None:
     """The run folder that a checkpoint lies in, if any."""
     run = checkpoint.resolve().parent.parent
     return run if (run / "config.yaml").exists() else None
+
+
+def is_cycle(folder: Path) -> bool:
+    return (folder / "cycle.json").exists()
+
+
+def without_text(run: str | Path, checkpoint: Path | str) -> str:
+    """Why a RUN names no text to be measured on, as the beginning of a sentence."""
+    if isinstance(checkpoint, Path) and is_cycle(checkpoint.resolve().parent.parent):
+        return f"{run} is of a plasticity cycle, which keeps no text to measure on (what it measured itself is in summary.json)"
+    return f"{run} is a checkpoint without a run folder"
 
 
 def find_checkpoint(run: str | Path) -> Path | str:

@@ -109,7 +109,20 @@ def readme_commands() -> list[str]:
     blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, flags=re.S))
     table = re.findall(r"`(pnn [a-z][^`]*)`", text)
     lines = [line.partition("#")[0].strip() for line in blocks.splitlines()]
-    return [line for line in [*lines, *table] if re.match(r"(accelerate launch -m )?pnn ", line)]
+    return [line for line in [*lines, *table] if re.match(r"(accelerate launch .*)?pnn ", line)]
+
+
+def test_every_command_of_the_readmes_blocks_is_seen():
+    """Also those that another program starts, whatever its options; and no block hides in another language than bash."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.S | re.M)
+    hidden = [name for name, block in blocks if name != "bash" and re.search(r"^(accelerate launch|pnn) ", block, re.M)]
+    assert not hidden
+    seen = readme_commands()
+    for name, block in blocks:
+        for line in block.splitlines() if name == "bash" else []:
+            if re.search(r"^accelerate launch|\bpnn [a-z]+ ", line.partition("#")[0]):
+                assert line.partition("#")[0].strip() in seen
+    assert any("--config_file" in line for line in seen)
 
 
 @pytest.mark.parametrize("command", dict.fromkeys(readme_commands()))
@@ -123,11 +136,18 @@ def test_the_readmes_commands_exist_with_these_options_and_configs(command):
 
     for module in pkgutil.iter_modules(pnn.cli.__path__):
         importlib.import_module(f"pnn.cli.{module.name}")  # each registers its commands
-    words = shlex.split(command.removeprefix("accelerate launch -m "))[1:]
+    launcher, _, ours = command.rpartition("pnn ") if command.startswith("accelerate") else ("", "", command[4:])
+    for file in re.findall(r"--config_file (\S+)", launcher):
+        assert (ROOT / file).exists()
+    words = shlex.split(ours)
     if "COMMAND" in words:
         return
-    parsed = get_command(app).commands[words[0]].make_context(words[0], words[1:])
-    if words[0] == "train":
+    found = get_command(app)
+    while hasattr(found, "commands"):  # a group's own commands too
+        name, *words = words
+        found = found.commands[name]
+    parsed = found.make_context(name, words)
+    if name == "train":
         load_config(parsed.params["config"], parsed.params["settings"])
 
 

@@ -224,6 +224,17 @@ def test_a_full_disk(pnn_command, tiny_config, tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+def test_a_place_where_no_folder_can_be_made(pnn_command, trained_run, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    wanted = tmp_path / "file" / "out"
+    line = fails(pnn_command, "export", trained_run, "--output", wanted, says=(f"cannot make the folder {wanted}",))
+    assert "partial" not in line
+    assert "Errno" not in line
+    if Path("/proc/self").exists():  # a folder that takes no other
+        line = fails(pnn_command, "export", trained_run, "--output", "/proc/x", says=("cannot make the folder /proc/x",))
+        assert "partial" not in line
+
+
 def test_no_run_and_no_checkpoint(pnn_command, tmp_path):
     fails(pnn_command, "evaluate", tmp_path / "nothing", says=("nothing",))
     (tmp_path / "empty").mkdir()

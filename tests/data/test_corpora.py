@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from pathlib import Path
 
 import datasets
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
+from beside import DATA
 
 from pnn.config import DataConfig
 from pnn.data import corpora, synthetic
@@ -18,7 +18,6 @@ from pnn.data.corpora import open_source, passes_paper_filter, undo_wikitext_mar
 from pnn.data.shards import prepare
 from pnn.errors import UserError
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 LINES = [
     "The first paragraph, with an é and a 漢字 in it.",
     "A second one that is a little longer than the first.",

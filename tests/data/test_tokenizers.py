@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import transformers
+from beside import VOCABULARY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pnn.config import DataConfig
@@ -23,7 +23,6 @@ from pnn.data.tokenizers import (
 )
 from pnn.errors import UserError
 
-VOCAB_FILE = Path(__file__).parents[3] / "shared" / "data" / "tokenizers" / "bert-base-uncased" / "vocab.txt"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", ",", "cafe", "un", "##seen"]
 SENTENCES = [
     "The quick brown fox doesn't jump over 13 lazy dogs!",
@@ -92,10 +91,10 @@ def test_the_fingerprint_follows_the_vocabulary_not_truncation(vocab_file, tmp_p
 
 @pytest.mark.parametrize("name", ["BertTokenizer", "BertTokenizerFast"])
 def test_the_bert_vocabulary_splits_as_transformers_does(name):
-    if not VOCAB_FILE.exists():
-        pytest.skip(f"{VOCAB_FILE} is not on this machine")
-    ours = load_tokenizer(str(VOCAB_FILE), 512)
-    theirs = getattr(transformers, name)(vocab=str(VOCAB_FILE), do_lower_case=True)
+    if not VOCABULARY.exists():
+        pytest.skip(f"{VOCABULARY} is not on this machine")
+    ours = load_tokenizer(str(VOCABULARY), 512)
+    theirs = getattr(transformers, name)(vocab=str(VOCABULARY), do_lower_case=True)
     assert len(ours) == len(theirs) == 30522
     assert ours("unaffable").input_ids == [101, 14477, 20961, 3468, 102]
     for sentence in SENTENCES:

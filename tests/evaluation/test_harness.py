@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from beside import DATA
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
@@ -24,7 +25,6 @@ pytest.importorskip("lm_eval", reason="the extra eval is not installed")
 import lm_eval.__main__
 import lm_eval.tasks
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 DEFINITIONS = Path(lm_eval.tasks.__file__).parent
 THINGS = ["apple", "kettle", "ladder", "river", "candle", "hammer", "violin", "garden"]
 

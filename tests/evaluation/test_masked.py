@@ -2,12 +2,12 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from beside import VOCABULARY
 
 import pnn
 from pnn.config import DataConfig
@@ -15,8 +15,6 @@ from pnn.data.masking import SpecialTokens, content_keys, select
 from pnn.data.shards import prepare
 from pnn.evaluation.masked import evaluate_masked
 from pnn.models.sections import load_model
-
-VOCABULARY = Path(__file__).parents[3] / "shared" / "data" / "tokenizers" / "bert-base-uncased" / "vocab.txt"
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ import shutil
 import pytest
 import yaml
 
-from pnn.export.card import model_card
+from pnn.export.card import model_card, of_refiners
 from pnn.export.loading import open_for_export
+from pnn.models import PNNConfig
 
 
 def card(run, remote_code=False, onnx_steps=None, licence=None) -> str:
@@ -65,6 +66,12 @@ def test_what_is_not_known_is_not_said(run, checkpoints, trained_run):
     assert str(trained_run.parent) not in card(run)
 
 
+def test_the_code_is_named_also_without_git(run):
+    environment = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps(environment | {"git": None}))
+    assert f"digest `{environment['source_sha256'][:12]}`" in card(run)
+
+
 def test_how_to_load_it_follows_from_the_export(checkpoints):
     assert "trust_remote_code=True" in card(checkpoints["pnn"], remote_code=True)
     plain = card(checkpoints["pnn"])
@@ -119,3 +126,18 @@ def test_a_fine_tuned_models_card(checkpoints, tmp_path):
     ):
         assert known in text, known
     assert "baseline majority" not in text  # that it does beat
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_steps": 3}, "one gated refiner is applied to every token's state again and again, 3 times."),
+        ({"num_steps": 1}, "one gated refiner is applied to every token's state once."),
+        ({"schedule": [0, 1]}, "2 gated refiners are applied to every token's state, one after the other."),
+        ({"schedule": [0, 1, 0, 1]}, "2 gated refiners are applied to every token's state, 4 steps in all."),
+        ({"num_steps": 3, "gate": "none"}, "one refiner is applied to every token's state again and again, 3 times. What a"),
+        ({"num_steps": 3, "update": "delta"}, "one refiner is applied to every token's state again and again, 3 times. A step"),
+    ],
+)
+def test_what_a_pnn_does_follows_from_its_config(changes, says):
+    assert of_refiners(PNNConfig(**changes)).startswith(f"A Plastic Neural Network: {says}")

@@ -70,8 +70,10 @@ class TestGraph:
             assert (found - model(ids, attention_mask=mask).logits).abs().max() > 1e-3
         assert "with 2 refinement steps" in (tmp_path / "out" / "README.md").read_text()
 
-    def test_a_graph_that_differs_is_not_kept(self, checkpoints, tmp_path, monkeypatch):
+    def test_a_graph_that_differs_is_not_kept(self, pnn_command, checkpoints, tmp_path, monkeypatch):
         monkeypatch.setattr(ours, "TOLERANCE", -1.0)
-        with pytest.raises(RuntimeError, match="differs from torch"):
-            export_run(str(checkpoints["pnn"]), tmp_path / "out", with_onnx=True, steps=1)
+        code, _, err = pnn_command("export", checkpoints["pnn"], "--output", tmp_path / "out", "--onnx", "--steps", 1)
+        assert code == 2
+        assert "differs from torch" in err
+        assert "fewer --steps" in err
         assert not (tmp_path / "out").exists()

@@ -3,10 +3,10 @@
 import json
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from beside import DATA
 from official_files import tsv
 from submission_rules import check
 from transformers import (
@@ -19,7 +19,6 @@ from transformers import (
     pipeline,
 )
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 QUICK = ["--epochs", 1, "--batch-size", 8, "--learning-rates", "1e-3"]
 
 
@@ -250,7 +249,7 @@ def test_a_group_leaves_out_what_has_no_training_set(pnn_command, tiny_encoders,
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (DATA / "glue.tar.xz").exists(), reason="needs the GLUE files beside the repository (shared/data)")
+@pytest.mark.skipif(not (DATA / "glue.tar.xz").exists(), reason=f"no glue.tar.xz in {DATA}")
 def test_real_cola_from_a_quickstart_sized_encoder(pnn_command, prepared_folder, tmp_path):
     """Pretrained for a moment on CoLA's own sentences, fine-tuned on all of its training set: well under three minutes, and
     better than the majority, whose correlation is 0."""

@@ -34,9 +34,23 @@ def seed_drawn(p):
     return random.seed_for(torch.empty(0, device=DEVICE), p).item()
 
 
+def keep_mask(rows, columns, seed, probability):
+    """The kernels' mask in plain torch: `rows` and `columns` are places that broadcast."""
+    low = random.LOW32
+
+    def mixed(x):
+        x = x & low
+        x = ((x ^ (x >> 16)) * 0x85EBCA6B) & low
+        x = ((x ^ (x >> 13)) * 0xC2B2AE35) & low
+        return x ^ (x >> 16)
+
+    x = mixed(mixed(rows) ^ seed) ^ mixed(columns + 0x9E3779B9)
+    return ((x * 0x9E3779B1) & low) >= random.threshold(probability)
+
+
 def mask(rows, columns, p):
     places = torch.arange(rows, device=DEVICE)[:, None], torch.arange(columns, device=DEVICE)[None]
-    return random.keep_mask(*places, seed_drawn(p), p).double() / (1 - p)
+    return keep_mask(*places, seed_drawn(p), p).double() / (1 - p)
 
 
 def both(fast, plain, inputs, dtype):
@@ -197,13 +211,13 @@ def test_rows_without_labels_alone_give_zero_loss_and_zero_gradients():
 
 def test_the_mask_keeps_the_right_share_in_every_row_and_column_and_differs_between_seeds():
     places = torch.arange(2000)[:, None], torch.arange(768)[None]
-    kept = random.keep_mask(*places, 12345, 0.1).double()
+    kept = keep_mask(*places, 12345, 0.1).double()
     assert abs(kept.mean() - 0.9) < 1e-3
     for dim, other in ((0, 2000), (1, 768)):
         z = (kept.mean(dim) - 0.9) / (0.09 / other) ** 0.5  # standard normal if entries are independent
         assert abs(z.mean()) < 0.2
         assert abs(z.std() - 1) < 0.1
-    again = random.keep_mask(*places, 54321, 0.1).double()
+    again = keep_mask(*places, 54321, 0.1).double()
     assert abs(torch.corrcoef(torch.stack((kept.flatten(), again.flatten())))[0, 1]) < 5e-3
     for shift in (1, 2, 64):  # neighbours in a row and in a column know nothing of each other
         assert abs(torch.corrcoef(torch.stack((kept[:, :-shift].flatten(), kept[:, shift:].flatten())))[0, 1]) < 5e-3
@@ -240,7 +254,7 @@ def test_a_whole_refinement_step(dtype, p, published, at):
 
     def kept(rows, columns, index):
         places = torch.arange(rows, device=DEVICE)[:, None], torch.arange(columns, device=DEVICE)[None]
-        return random.keep_mask(*places, seeds[index].item(), p).double() / (1 - p)
+        return keep_mask(*places, seeds[index].item(), p).double() / (1 - p)
 
     def plain(h, w):
         x = h[0]

@@ -74,7 +74,7 @@ def refused(pnn_command, *arguments, says: str) -> None:
         (("--prune", 1), "would leave none of 12"),
         (("--prune", 0.9), "9 is the most"),
         (("--prune", 1.5), "between 0 and 1"),
-        (("--prune", 0.1, "--grow", 0.5), "room for 1"),
+        (("--prune", 0.1, "--grow", 0.5), "but after pruning there is room for 1: grow fewer, or let"),
         (("--prune-by", "entropie"), 'did you mean "entropy"'),
         (("--grow-by", "balance"), 'did you mean "balanced"'),
         (("--init", "ones"), "there is no 'ones' to start new heads as"),
@@ -119,7 +119,10 @@ def test_folders_that_are_taken(pnn_command, saved):
 
 
 def test_growing_where_there_is_no_place(pnn_command, saved):
-    refused(pnn_command, "grow", "model", "--data", "text.txt", "--output", "new", says="room for 0")
+    refused(
+        pnn_command, "grow", "model", "--data", "text.txt", "--output", "new", says="there is room for 0: prune first, or let"
+    )
+    refused(pnn_command, "grow", "model", "--data", "text.txt", "--output", "new", says="with --beyond")
     refused(pnn_command, "prune", "model", "--output", "new", says="--data")
     # in words that fit the options of this command too, not only the cycle's
     refused(pnn_command, "prune", "model", "--output", "new", "--ratio", 25, says="cannot prune 25 of the heads: a share lies")

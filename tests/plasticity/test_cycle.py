@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from beside import STORIES
 from small_cycles import SHORT, records_of, same_weights
 
 from pnn.data.masking import SpecialTokens
@@ -16,8 +17,6 @@ from pnn.evaluation.reading import load_any
 from pnn.plasticity import CycleSettings, Text, cycle, heads, load
 from pnn.plasticity.heads import head_map
 from pnn.runs import read_json
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 FIELDS = {
     "initial": {"model_name", "total_heads", "active_heads", "perplexity", "head_map", "parameters", "flops_per_token"},
@@ -133,13 +132,12 @@ def stories(folder: Path, count: int, length: int) -> str:
 
 @pytest.mark.slow
 def test_a_cycle_of_a_pretrained_model(pnn_command, tmp_path, monkeypatch):
-    model = DATA / "models" / "stories15M"
-    if not model.exists():
-        pytest.skip("no stories15M beside the repository")
+    if not STORIES.exists():
+        pytest.skip(f"no {STORIES}")
     monkeypatch.chdir(tmp_path)
-    Path("stories.txt").write_text(stories(model, 32, 96))
+    Path("stories.txt").write_text(stories(STORIES, 32, 96))
     settings = ("--length", 64, "--batch-rows", 4, "--learn-steps", 16, "--evaluate-every", 16)
-    code, _, err = pnn_command("plasticity", "cycle", model, "--data", "stories.txt", "--output", "stories", *settings)
+    code, _, err = pnn_command("plasticity", "cycle", STORIES, "--data", "stories.txt", "--output", "stories", *settings)
     assert code == 0, err
     records = records_of(Path("stories"))
     pruned, final = (next(one for one in records if one["phase"] == phase) for phase in ("measurement", "final"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -114,6 +115,16 @@ def test_only_the_same_cycle_is_resumed(unbroken, model_of, text, tokenizer):
     model.transformer.wte.weight.data[0] += 1
     with pytest.raises(UserError, match="the model is another"):
         cycle(model, text, unbroken, TWO_ROUNDS, resume=True)
+
+
+@pytest.mark.parametrize("state", ["[1, 2]", "{}", '{"phases": "3", "records": 1, "model": null, "finished": null}', "null"])
+def test_a_state_of_another_shape(state, unbroken, model_of, text, tokenizer, tmp_path):
+    shutil.copytree(unbroken, tmp_path / "run", symlinks=True)
+    (tmp_path / "run/state.json").write_text(state)
+    metrics = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"state\.json does not say how far"):
+        cycle(model_of("gpt2"), text, tmp_path / "run", TWO_ROUNDS, tokenizer=tokenizer, resume=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == metrics
 
 
 # Real kills -----------------------------------------------------------------------------------------------------------

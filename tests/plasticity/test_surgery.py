@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
+from beside import STORIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,6 @@ from pnn.errors import UserError
 from pnn.plasticity import choose, grow, heads, masked, prune, score
 from pnn.plasticity.heads import head_map, stretches
 
-STORIES = Path(__file__).parents[3] / "shared" / "data" / "models" / "stories15M"
 GENERATION = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 
 
@@ -222,7 +221,7 @@ def test_a_model_cut_by_other_means_is_noticed(built):
 # A real model ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not STORIES.exists(), reason="no stories15M beside the repository")
+@pytest.mark.skipif(not STORIES.exists(), reason=f"no {STORIES}")
 def test_stories15m_without_a_third_of_its_heads(tmp_path):
     model = hf.AutoModelForCausalLM.from_pretrained(STORIES, dtype=torch.float32).eval()
     assert len(heads(model)) == 36

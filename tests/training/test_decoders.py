@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -224,18 +225,25 @@ def test_masked_models_and_decoders_are_not_mistaken_for_each_other(run, trained
         (("generate", trained_run, "the fox"), trained_run, "fills in masks, it does not continue a text"),
         (("fill", run, "the [MASK]"), run, "is not one of our masked models"),
         (("analyze", "convergence", run), run, "is not one of our masked models"),
-        (("analyze", "rewrites", trained_run), trained_run, "fills in masks, it does not continue a text"),
-        (("compare", run, trained_run), run, "is not one of our masked models"),
+        (("analyze", "rewrites", trained_run), trained_run, "rewrites are those of a DDL decoder, and this is a PNN"),
+        (("compare", run, trained_run), run, "is not one of our masked models: the perplexity of decoders"),
+        (("compare", run, trained_run), run, "by `pnn evaluate`"),
     ):
         code, _, err = pnn_command(*command)
         assert code == 2, folder
         assert message in err
 
 
+def test_decoders_without_a_run_are_not_asked_for_a_text_to_be_compared_on(run, pnn_command, tmp_path):
+    for name in ("one", "two"):
+        shutil.copytree((run / "checkpoints" / "best").resolve(), tmp_path / name)
+    code, _, err = pnn_command("compare", tmp_path / "one", tmp_path / "two")
+    assert code == 2
+    assert "by `pnn evaluate`" in err
+
+
 @pytest.mark.slow
 def test_rewrites_are_analysed_from_the_command_line(run, pnn_command, tmp_path):
-    import shutil
-
     shutil.copytree(run, tmp_path / "run", symlinks=True)
     code, out, _ = pnn_command("analyze", "rewrites", tmp_path / "run", "--sequences", "8")
     assert code == 0

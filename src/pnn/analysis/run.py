@@ -30,7 +30,7 @@ from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, TokenSet, prepare, prepare_source
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
-from pnn.evaluation.reading import Loaded, LoadedRun, load_decoder, load_run, text_of_a_bare_checkpoint
+from pnn.evaluation.reading import Loaded, LoadedRun, load_any, load_run, text_of_a_bare_checkpoint
 from pnn.files import write_json
 from pnn.memory import give_back_freed_memory
 from pnn.models.base import MaskedLMBase
@@ -137,9 +137,10 @@ def open_decoder(
     out: Path | None = None,
     device: str | None = None,
 ) -> OpenedDecoder:
-    loaded = load_decoder(run, device=device)
+    loaded = load_any(run, device=device)
     if not isinstance(loaded.model, DDLForCausalLM):
-        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is not one of our decoders: it rewrites nothing")
+        kind = type(loaded.model).__name__
+        raise UserError(f"{loaded.checkpoint}: rewrites are those of a DDL decoder, and this is a {kind}")
     held_out, folder = _held_out(run, loaded, data, sequences or ROWS, batch_tokens, progress)
     ids = torch.from_numpy(held_out.tokens.take(held_out.sequences)).view(len(held_out.sequences), -1)
     return OpenedDecoder(loaded, held_out.tokens, ids, max(1, held_out.batch_tokens // ids.shape[1]), out or folder)
@@ -163,7 +164,7 @@ def _held_out(
             raise UserError(f"{loaded.checkpoint}: its tokenizer is not the one that the run's config names: they do not match")
         tokens, chosen = prepared.validation, prepared.validation_sequences
     else:
-        raise UserError(f"{run} is a checkpoint without a run folder: say what to analyse it on with --data")
+        raise UserError(f"{runs.without_text(run, loaded.checkpoint)}: say what to analyse it on with --data")
     if len(chosen[:sequences]) < 2:
         raise UserError("too little text to analyse: intervals need two sequences or more")
     keeps = folder is not None and Path(run).resolve() == folder and data is None

@@ -158,9 +158,9 @@ def copy_rate(device: torch.device) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """`hardware`, `versions` and `git`, as a run's environment.json has them."""
+    """`hardware`, `versions`, `git` and `source_sha256`, as a run's environment.json has them."""
     known = environment(seed=0, processes=1)
-    return {key: known[key] for key in ("hardware", "versions", "git")}
+    return {key: known[key] for key in ("hardware", "versions", "git", "source_sha256")}
 
 
 def hardware_slug(hardware: dict[str, Any]) -> str:

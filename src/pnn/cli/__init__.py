@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 
 # as a newcomer meets them
 ORDER = (
@@ -86,8 +86,7 @@ def main() -> None:
         # wherever no better advice is at hand: a model that does not fit by itself, say
         if not is_out_of_memory(error):
             raise
-        reason = (str(error).splitlines() or ["no more is known"])[0]
-        print(f"pnn: out of memory ({reason}): a smaller model or less text needs less", file=sys.stderr)
+        print(f"pnn: out of memory ({first_line(error)}): a smaller model or less text needs less", file=sys.stderr)
         sys.exit(2)
     except Stopped as stopped:
         print(f"pnn: {stopped}", file=sys.stderr)

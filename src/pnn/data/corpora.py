@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from pnn.config import DataConfig
 from pnn.data import synthetic
-from pnn.errors import UserError, did_you_mean
+from pnn.errors import UserError, did_you_mean, first_line
 from pnn.files import sha256
 
 HUB = {  # short name → (dataset, configuration, streamed because too large to download whole)
@@ -197,8 +197,7 @@ def _hub_source(name: str, data: DataConfig, split: str) -> Source:
         except UserError:
             raise
         except Exception as error:  # the hub client raises many kinds: offline, unknown name, unknown split
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f'cannot read "{name}" from the hub: {reason}') from error
+            raise UserError(f'cannot read "{name}" from the hub: {first_line(error)}') from error
 
     identity = {"hub": dataset, "configuration": configuration, "split": split, "column": data.text_column, "limit": limit}
     return Source(name, identity, lines, records)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pnn.data import synthetic
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 
 LINES_TO_TRAIN_ON = 1_000_000
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
@@ -118,8 +118,7 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
     except UserError:
         raise
     except Exception as error:  # the loaders raise many kinds: no such name, no network, a broken file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f'cannot load the tokenizer "{name}": {reason}') from error
+        raise UserError(f'cannot load the tokenizer "{name}": {first_line(error)}') from error
     if not tokenizer.is_fast:
         raise UserError(f'the tokenizer "{name}" has no fast (Rust) version, which preparing text needs')
     tokenizer.model_max_length = max_length

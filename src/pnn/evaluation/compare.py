@@ -34,6 +34,7 @@ from pnn.memory import out_of_memory_says
 from pnn.stats import Estimate, bootstrap_together, ratio_interval
 
 DRAWS = 2000
+OF_DECODERS = "the perplexity of decoders is measured one at a time, by `pnn evaluate`"
 HOLDS, UNDECIDED, EQUAL = "holds", "undecided", "equal"
 # What decides which lines a run has never seen
 HELD_OUT = ("train", "validation", "validation_sequences", "synthetic_paragraphs", "text_column", "filter")
@@ -62,9 +63,9 @@ def compare_runs(
     checkpoints = _distinct_checkpoints(names)
     configs = [_config_of(checkpoint) for checkpoint in checkpoints]
     config = next((config for config in configs if config is not None), None)
-    if config is None and other is None:
-        raise UserError(f"{names[0]} is a checkpoint without a run folder: say what to compare on with --data")
-    loaded = [load_run(checkpoint, device=device) for checkpoint in checkpoints]
+    loaded = [load_run(checkpoint, device=device, of_decoders=OF_DECODERS) for checkpoint in checkpoints]
+    if config is None and other is None:  # after loading: a decoder is not asked for text that it cannot be compared on
+        raise UserError(f"{runs.without_text(names[0], checkpoints[0])}: say what to compare on with --data")
     settings = config.evaluation if config is not None else EvaluationConfig()
     batch = batch_tokens or settings.batch_tokens
     longest = min(one.model.config.max_position_embeddings for one in loaded)  # what all of them can read

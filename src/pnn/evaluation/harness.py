@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn import runs
 from pnn.data.tokenizers import end_of_text
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 from pnn.evaluation.reading import load_decoder, longest_input, smaller_batches
 from pnn.evaluation.task_files import TASKS, check_names, read_documents, write_tasks
 from pnn.files import write_json
@@ -147,8 +147,9 @@ def evaluate_tasks(
         except OSError as error:
             if local is not None:
                 raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise UserError(f"cannot get the tasks' documents from the hub ({reason}): give them with --task-files") from error
+            raise UserError(
+                f"cannot get the tasks' documents from the hub ({first_line(error)}): give them with --task-files"
+            ) from error
         finally:
             model.config.use_cache = used_cache
             model.train(was_training)

@@ -40,14 +40,16 @@ class Loaded(Generic[M]):
 LoadedRun = Loaded[MaskedLMBase]
 
 
-def load_run(run: str | Path, *, num_steps: int | None = None, device: str | None = None) -> LoadedRun:
-    """RUN's masked model. `num_steps` is only checked: whether the model can take so many."""
+def load_run(
+    run: str | Path, *, num_steps: int | None = None, device: str | None = None, of_decoders: str | None = None
+) -> LoadedRun:
+    """RUN's masked model. `num_steps` is only checked: whether the model can take so many. `of_decoders`: what to do with a
+    decoder instead, for the message."""
     loaded = load_any(run, device=device)
     model = loaded.model
     if not isinstance(model, MaskedLMBase):
-        raise UserError(
-            f"{loaded.checkpoint}: a {type(model).__name__} is not one of our masked models: it has no refinement steps to read"
-        )
+        said = of_decoders if of_decoders and model.can_generate() else "it has no refinement steps to read"
+        raise UserError(f"{loaded.checkpoint}: a {type(model).__name__} is not one of our masked models: {said}")
     check_masks(loaded.tokenizer, str(loaded.checkpoint))
     check_num_steps(model, num_steps)
     return replace(loaded, model=model)

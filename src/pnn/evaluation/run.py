@@ -84,7 +84,7 @@ def evaluate_run(
         result |= measure(prepared.validation, prepared.validation_sequences)
     wanted = settings.sets | (sets or {})
     if not wanted and config is None:
-        raise UserError(f"{run} is a checkpoint without a run folder: say what to evaluate on with --data")
+        raise UserError(f"{runs.without_text(run, checkpoint)}: say what to evaluate on with --data")
     for name, chosen in wanted.items():
         treatment = replace(data, undo_wikitext_marks=chosen.undo_wikitext_marks)
         tokens = prepare_source(open_source(chosen.source, treatment, "validation"), tokenizer, treatment, progress)

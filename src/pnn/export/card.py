@@ -12,12 +12,12 @@ import yaml
 
 import pnn
 from pnn.config import RunConfig
+from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
 from pnn.plasticity.heads import heads, original_counts
-from pnn.runs import read_config, read_json
+from pnn.runs import is_cycle, read_config, read_json
 
 WHAT = {
-    "pnn": "A Plastic Neural Network: one gated refiner is applied to every token's state again and again, {steps} times.",
     "pnn_bert_baseline": "The BERT baseline of the Plastic Neural Networks paper: {layers} distinct post-norm layers.",
     "ddl": "A Deep Delta Learning decoder of {layers} layers (residual: {residual}, value channels: {channels}).",
 }
@@ -27,6 +27,23 @@ PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
 }
 OURS = ("pnn", "pnn_bert_baseline", "ddl", "pnn_plastic")
+
+
+def of_refiners(config: Any) -> str:
+    """What a PNN does, which depends on how many refiners it has and how they change the state."""
+    count, steps = config.num_refiners, config.num_steps
+    gated = "gated " if config.update == "gated" and config.gate != "none" else ""
+    if count == 1:
+        times = "once" if steps == 1 else f"again and again, {steps} times"
+        text = f"one {gated}refiner is applied to every token's state {times}."
+    else:
+        order = "one after the other" if count == steps else f"{steps} steps in all"
+        text = f"{count} {gated}refiners are applied to every token's state, {order}."
+    if config.update == "delta":
+        text += " A step rewrites the state along one direction, by the delta rule."
+    elif not gated:
+        text += " What a refiner proposes is added as it is, without a gate."
+    return f"A Plastic Neural Network: {text}"
 
 
 def percent(value: float) -> str:
@@ -72,6 +89,7 @@ class Known:
         self.evaluation = self._read("evaluation.json")
         self.tuned = self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
         self.environment = self._read("environment.json")
+        self.cycle = Cycle(run, Path(exported.checkpoint)) if run is not None and is_cycle(run) else None
 
     def _read(self, name: str) -> dict[str, Any] | None:
         run = self.exported.run
@@ -83,17 +101,19 @@ class Known:
 
     def what(self) -> str:
         config = self.config
-        if config.model_type not in WHAT:
-            return f"A {type(self.exported.model).__name__}."
-        text = WHAT[config.model_type].format(
-            steps=getattr(config, "num_steps", None),
-            layers=getattr(config, "num_hidden_layers", None),
-            residual=getattr(config, "residual", None),
-            channels=getattr(config, "value_channels", None),
-        )
+        if config.model_type == "pnn":
+            text = of_refiners(config)
+        elif config.model_type in WHAT:
+            text = WHAT[config.model_type].format(
+                layers=getattr(config, "num_hidden_layers", None),
+                residual=getattr(config, "residual", None),
+                channels=getattr(config, "value_channels", None),
+            )
+        else:
+            text = f"A {type(self.exported.model).__name__}."
         if self.tuned is not None:
             text += f" Fine-tuned on {self.tuned['task']} ({self.tuned['benchmark']})."
-        return text
+        return text if self.cycle is None else f"{text} {self.cycle.what()}"
 
     def use(self, remote_code: bool, onnx_steps: int | None) -> str:
         auto = self.exported.auto
@@ -142,11 +162,13 @@ class Known:
             )
         if self.run is not None:
             data_config = self.run.data
-            text = f"Trained on `{_public(data_config.train)}`, tokenizer `{_public(data_config.tokenizer)}`, at most "
+            text = f"Trained on `{public(data_config.train)}`, tokenizer `{public(data_config.tokenizer)}`, at most "
             text += f"{data_config.max_length:,} tokens a sequence, layout {data_config.layout}, filter {data_config.filter}."
             if self.evaluation is not None and "source" in self.evaluation:
                 text += f" Measured on held-out text of `{self.evaluation['source']}`."
             return text
+        if self.cycle is not None:
+            return self.cycle.data()
         return "Not known: this checkpoint came without the folder of its run."
 
     def training(self) -> str:
@@ -167,6 +189,8 @@ class Known:
                 f"{training.learning_rate:g} after {training.warmup_steps:,} updates of warm-up, weight decay "
                 f"{training.weight_decay:g}, seed {training.seed}."
             )
+        elif self.cycle is not None:
+            parts.append(self.cycle.training())
         else:
             return "Not known."
         if self.environment is not None:
@@ -175,11 +199,15 @@ class Known:
             parts.append(f"Hardware: {device}. torch {versions['torch']}, transformers {versions['transformers']}.")
             if self.environment.get("git"):
                 parts.append(f"Code: commit `{self.environment['git']['commit'][:12]}`.")
+            elif "source_sha256" in self.environment:
+                parts.append(f"Code: source files with the digest `{self.environment['source_sha256'][:12]}`.")
         return " ".join(parts)
 
     def results(self) -> str:
         if self.tuned is not None:
             return self._tuned_results()
+        if self.cycle is not None:
+            return self.cycle.results(causal=self.exported.auto == "AutoModelForCausalLM")
         if self.evaluation is None:
             return "Not measured by this run."
         sets = {"validation": self.evaluation} if "accuracy" in self.evaluation else {}
@@ -189,12 +217,12 @@ class Known:
             lines += ["| text | loss | 95 % interval | perplexity by token | bits a byte |", "|---|---|---|---|---|"]
             for name, one in sets.items():
                 low, high = one["loss_interval"]
-                cells = (_public(name), f"{one['loss']:.4f}", f"{low:.4f}–{high:.4f}", f"{one['perplexity']:.2f}")
+                cells = (public(name), f"{one['loss']:.4f}", f"{low:.4f}–{high:.4f}", f"{one['perplexity']:.2f}")
                 lines.append(f"| {' | '.join(cells)} | {one['bits_per_byte']:.3f} |")
         else:
             lines += ["Masked tokens that are predicted right:", "", "| text | accuracy | 95 % interval |", "|---|---|---|"]
             for name, one in sets.items():
-                lines.append(f"| {_public(name)} | {percent(one['accuracy'])} | {between(one['accuracy_interval'])} |")
+                lines.append(f"| {public(name)} | {percent(one['accuracy'])} | {between(one['accuracy_interval'])} |")
             if self.config.model_type == "pnn" and "validation" in sets:
                 steps = " → ".join(f"{100 * value:.1f}" for value in self.evaluation["accuracy_by_step"])
                 lines += ["", f"After each refinement step, from 0: {steps}."]
@@ -236,6 +264,8 @@ class Known:
             unknown = self.tuned["data"]["unknown_tokens"]
             if unknown > 0:
                 found.append(f"{percent(unknown)} of the training set's tokens are not in its vocabulary.")
+        elif self.cycle is not None:
+            found += self.cycle.limits()
         elif self.evaluation is not None:
             found.append("One seed: intervals speak of the text that was measured, not of the spread between seeds.")
         else:
@@ -251,8 +281,3 @@ class Known:
         )
         code = f" The code beside them is of plastic-neural-networks {pnn.__version__}, MIT." if remote_code else ""
         return weights + code
-
-
-def _public(name: str) -> str:
-    """Of a path on somebody's machine, the file's name."""
-    return Path(name).name if name.startswith(("/", "~", ".")) else name

@@ -21,7 +21,7 @@ from transformers import (
 
 from pnn import runs
 from pnn.data.tokenizers import load_tokenizer
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 from pnn.evaluation.reading import longest_input
 
 HEADS: dict[str, Any] = {
@@ -58,8 +58,7 @@ def open_for_export(run: str) -> Exported:
             str(checkpoint), use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{checkpoint}: cannot load the model ({reason})") from error
+        raise UserError(f"{checkpoint}: cannot load the model ({first_line(error)})") from error
     lost = sorted(info.get("missing_keys") or ())
     if lost:
         raise UserError(f"{checkpoint}: {len(lost)} weights are missing, first {lost[0]}")
@@ -67,7 +66,7 @@ def open_for_export(run: str) -> Exported:
     folder = None
     if isinstance(checkpoint, Path):
         parent = checkpoint.resolve().parent.parent
-        folder = parent if any((parent / file).exists() for file in ("config.yaml", "result.json")) else None
+        folder = parent if any((parent / file).exists() for file in ("config.yaml", "result.json", "cycle.json")) else None
     name = folder.name if folder is not None else Path(run).name
     if folder is not None and (folder / "finetune.json").exists():
         name = f"{runs.read_json(folder / 'finetune.json')['model']}-{folder.name}"

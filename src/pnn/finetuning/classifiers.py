@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from pnn import runs
 from pnn.data.tokenizers import load_tokenizer
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 from pnn.evaluation.reading import LONGEST
 from pnn.finetuning.tasks import Task
 from pnn.models.bert import BertBaselineConfig
@@ -44,7 +44,7 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(str(checkpoint), trust_remote_code=False)
     except _LOADING as error:
-        raise UserError(f"{checkpoint}: cannot read its config.json ({_first_line(error)})") from error
+        raise UserError(f"{checkpoint}: cannot read its config.json ({first_line(error)})") from error
     if steps is not None:
         if not isinstance(config, PNNConfig):
             raise UserError(f"--steps {steps}: a {config.model_type} model has no refinement steps")
@@ -111,7 +111,7 @@ def load_classifier(
             )
     except _LOADING as error:
         what = "multiple choice" if task.choices else "sequence classification"
-        raise UserError(f"{checkpoint}: cannot load it for {what} ({_first_line(error)})") from error
+        raise UserError(f"{checkpoint}: cannot load it for {what} ({first_line(error)})") from error
     finally:
         logging.set_verbosity(quiet)
     base = model.base_model_prefix + "."
@@ -130,7 +130,3 @@ def load_classifier(
             if not name.startswith(base):
                 parameter.copy_(new[name])
     return model
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 from pnn.files import sha256
 from pnn.finetuning.tasks import DIAGNOSTICS, Pair, Row, Task
 
@@ -191,8 +191,9 @@ def read_hub(task: Task) -> TaskData:
     try:
         found = datasets.load_dataset(repository, name)
     except Exception as error:  # no network, no such name, a broken cache: many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"cannot load {repository} {name} from the hub ({reason}): give local files with --data") from error
+        raise UserError(
+            f"cannot load {repository} {name} from the hub ({first_line(error)}): give local files with --data"
+        ) from error
     splits = task.hub_splits()
 
     def examples(split: str, labelled: bool) -> list[Example]:

@@ -50,10 +50,6 @@ class Task:
         return not self.labels
 
     @property
-    def num_outputs(self) -> int:
-        return 1 if self.regression else len(self.labels)
-
-    @property
     def hub(self) -> tuple[str, str]:
         if self.benchmark == GLUE:
             return "nyu-mll/glue", self.name

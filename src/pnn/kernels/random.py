@@ -51,16 +51,3 @@ def seed_for(x: Tensor, probability: float) -> Tensor:
     if probability > 0:
         return torch.randint(0, 2**31 - 1, (1,), device=x.device)
     return torch.zeros(1, dtype=torch.long, device=x.device)
-
-
-def keep_mask(rows: Tensor, columns: Tensor, seed: int, probability: float) -> Tensor:
-    """The same mask in plain torch, for tests: `rows` and `columns` are places that broadcast."""
-
-    def mixed(x: Tensor) -> Tensor:
-        x = x & LOW32
-        x = ((x ^ (x >> 16)) * 0x85EBCA6B) & LOW32
-        x = ((x ^ (x >> 13)) * 0xC2B2AE35) & LOW32
-        return x ^ (x >> 16)
-
-    x = mixed(mixed(rows) ^ seed) ^ mixed(columns + 0x9E3779B9)
-    return ((x * 0x9E3779B1) & LOW32) >= threshold(probability)

@@ -26,7 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pnn.config import check_keys, typed
-from pnn.errors import UserError, did_you_mean
+from pnn.errors import UserError, did_you_mean, first_line
 from pnn.models.bert import BertBaselineConfig, BertBaselineForMaskedLM
 from pnn.models.ddl import DDLConfig, DDLForCausalLM
 from pnn.models.pnn import PNNConfig, PNNForMaskedLM
@@ -112,17 +112,16 @@ def compile_blocks(model: PreTrainedModel, *, with_kernels: bool = False) -> Non
 def load_model(name: str | Path) -> PreTrainedModel:
     """A masked or causal language model from a checkpoint folder or hub name, whichever its config.json says. Reads safetensors
     only, and every weight must be there: a missing one would silently stay random."""
-    kind = "masked"
+    kind = ""  # not known before its config is read
     try:
         config = AutoConfig.from_pretrained(str(name), trust_remote_code=False)
         causal = any(architecture.endswith(("ForCausalLM", "LMHeadModel")) for architecture in config.architectures or [])
-        kind = "causal" if causal else "masked"
+        kind = "causal " if causal else "masked "
         model, info = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_pretrained(
             str(name), use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{name}: cannot load a {kind} language model ({reason})") from error
+        raise UserError(f"{name}: cannot load a {kind}language model ({first_line(error)})") from error
     wrong = {what: sorted(info[what]) for what in ("missing_keys", "mismatched_keys") if info.get(what)}
     if wrong:
         what, keys = next(iter(wrong.items()))

@@ -122,9 +122,11 @@ def check(model: PreTrainedModel, settings: CycleSettings) -> None:
     room = len(candidates(model, settings.beyond)) + pruned
     wanted = max(1, share_of(total, settings.grow))
     if settings.grow > 0 and wanted > room:
+        after = "after pruning " if pruned else ""
+        instead = "grow fewer" if room else "prune first"
         raise UserError(
-            f"growing {settings.grow:g} of {total} heads adds {wanted}, but after pruning there is room for {room}: grow "
-            "fewer, or let layers grow beyond their original number"
+            f"growing {settings.grow:g} of {total} heads adds {wanted}, but {after}there is room for {room}: {instead}, or let "
+            "layers grow beyond their original number with --beyond"
         )
 
 

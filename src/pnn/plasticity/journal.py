@@ -25,6 +25,7 @@ from pnn.runs import read_json, read_metrics
 from pnn.training.tracking import environment
 
 Record = dict[str, Any]
+STATE = {"phases": int, "records": int, "model": str | None, "finished": str | None}  # of state.json
 NAMES_ONLY = ("model", "source")  # may differ on resuming: what they stand for is compared
 
 
@@ -69,7 +70,9 @@ class Journal:
                     what = "the model is another" if key == "weights" else "the text is another"
                 raise UserError(f"cannot resume {self.folder}: {what} (a resumed cycle must be the same cycle)")
 
-    def _restore(self, state: Record) -> None:
+    def _restore(self, state: Any) -> None:
+        if not isinstance(state, dict) or not all(isinstance(state.get(key), kind) for key, kind in STATE.items()):
+            raise UserError(f"cannot resume {self.folder}: state.json does not say how far the cycle came")
         self.done, self.kept, self.finished = state["phases"], state["model"], state["finished"]
         self.records = read_metrics(self.folder / "metrics.jsonl")[: state["records"]]
         if len(self.records) < state["records"]:

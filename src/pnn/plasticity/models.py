@@ -29,7 +29,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 from pnn.files import new_folder, sha256, write_json
 from pnn.models.sections import load_model
 from pnn.plasticity.architectures import architecture_of
@@ -207,7 +207,7 @@ def load(path: str | Path) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path}: cannot load a model ({_first_line(error)})") from error
+        raise UserError(f"{path}: cannot load a model ({first_line(error)})") from error
     entry = next((one for one in ENTRIES if one.__name__ in (config.architectures or [])), None)
     model = load_model(path) if entry in (None, PlasticForCausalLM, PlasticForMaskedLM) else _load_other(path, entry)
     architecture_of(model)
@@ -218,8 +218,4 @@ def _load_other(path: str | Path, entry: Any) -> PreTrainedModel:
     try:
         return entry.auto.from_pretrained(str(path), use_safetensors=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot load a model ({_first_line(error)})") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path}: cannot load a model ({first_line(error)})") from error

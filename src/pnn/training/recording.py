@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 from pnn.nn.pointwise import kernels_compute
 
 PASSES_BEFORE_RECORDING = 3  # until everything is compiled and gradients exist
@@ -95,5 +95,5 @@ class Recorder:
             raise
         except RuntimeError as error:
             raise UserError(
-                f"an update could not be recorded as a CUDA graph ({str(error).splitlines()[0]}): set training.compile to false"
+                f"an update could not be recorded as a CUDA graph ({first_line(error)}): set training.compile to false"
             ) from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import math
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ def environment(seed: int, processes: int) -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "git": _git(),
+        "source_sha256": source_digest(Path(__file__).parents[1]),
         "versions": {"python": platform.python_version(), **_versions()},
         "hardware": {
             "gpus": gpus,
@@ -64,6 +67,16 @@ def _git() -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+@cache
+def source_digest(package: Path) -> str:
+    """Of the package's Python files, by name and content: what ran can be told also where there is no git, and changes that
+    were never committed show."""
+    digest = hashlib.sha256()
+    for name in sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py")):
+        digest.update(name.encode() + b"\0" + (package / name).read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 class Metrics:
