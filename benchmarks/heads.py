@@ -15,13 +15,13 @@ from pnn.bench.heads import heads_benchmark
 from pnn.bench.timing import hardware_slug
 from pnn.files import write_json
 
-SECONDS = 20.0
+SECONDS = {"cuda": 10.0, "cpu": 60.0}
 
 
 def main() -> None:
     on_gpu = torch.cuda.is_available()
     device, rows, length = (torch.device("cuda"), 32, 1024) if on_gpu else (torch.device("cpu"), 4, 256)
-    result = heads_benchmark(GPT2Config(), rows, length, backward=on_gpu, device=device, seconds=SECONDS)
+    result = heads_benchmark(GPT2Config(), rows, length, backward=on_gpu, device=device, seconds=SECONDS[device.type])
     out = Path(sys.argv[1] if len(sys.argv) > 1 else f"benchmarks/results/heads-{hardware_slug(result['hardware'])}.json")
     write_json(out, result)
     for row in result["rows"]:

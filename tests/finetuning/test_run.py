@@ -208,6 +208,9 @@ def test_mistakes(pnn_command, tiny_encoders, task_files, tmp_path):
     fails(pnn_command, pnn, "--task", "cola", "--learning-rates", "0", *here, says=("--learning-rates", "above 0"))
     fails(pnn_command, pnn, "--task", "cola", "--steps", 0, *here, says=("--steps 0", "at least one"))
     fails(pnn_command, tmp_path / "nowhere", "--task", "cola", *here, says=("nowhere",))
+    smaller = tmp_path / "smaller"
+    assert pnn_command("plasticity", "prune", pnn, "--by", "magnitude", "--ratio", "0.5", "--output", smaller)[0] == 0
+    fails(pnn_command, smaller, "--task", "cola", *here, says=("smaller", "heads removed or grown"))
     (tmp_path / "empty").mkdir()
     fails(pnn_command, pnn, "--task", "all", "--data", tmp_path / "empty", "--output", run, says=("no task's training set",))
     bad = tmp_path / "bad"
