@@ -46,7 +46,7 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
     except _LOADING as error:
         raise UserError(f"{checkpoint}: cannot read its config.json ({first_line(error)})") from error
     if config.model_type == "pnn_plastic":
-        raise UserError(f"{checkpoint}: a model with heads removed or grown cannot be fine-tuned on tasks yet; its original can")
+        raise UserError(f"{checkpoint}: models with heads removed or grown cannot be fine-tuned on tasks yet; the original can")
     if steps is not None:
         if not isinstance(config, PNNConfig):
             raise UserError(f"--steps {steps}: a {config.model_type} model has no refinement steps")
