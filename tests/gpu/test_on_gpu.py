@@ -106,7 +106,8 @@ def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind)
     """Recorded and replayed (`compile`) or issued kernel by kernel: the same curve, dropout included, over one and two
     micro-batches an update and batches with different numbers of sequences."""
     from pnn.config import load_config
-    from pnn.training.loop import Trainer, updates_ahead
+    from pnn.training.loop import Trainer
+    from pnn.training.updates import updates_ahead
 
     curves = {}
     for recorded in (True, False):

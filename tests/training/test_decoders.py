@@ -18,8 +18,9 @@ from pnn.data.shards import prepare
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.reading import load_decoder
-from pnn.training.loop import Plan, Stopped, Trainer
+from pnn.training.loop import Stopped, Trainer
 from pnn.training.run import train_run
+from pnn.training.updates import Plan
 
 DECODER = {
     "model": {"type": "ddl", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -78,7 +79,7 @@ def test_accumulated_gradients_are_those_of_the_whole_update(prepared_folder, tm
     norms = []
     for size in (2, 8):
         trainer = Trainer(config_of(prepared_folder, batch_size=size), tmp_path / str(size), quiet=True)
-        from pnn.training.loop import updates_ahead
+        from pnn.training.updates import updates_ahead
 
         update = next(iter(updates_ahead(trainer.stream, trainer.plan, 0, 1, 1)))
         loss, _, norm = trainer.apply(update, 1e-3)

@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 
 from pnn.config import load_config
 from pnn.errors import UserError
-from pnn.training.loop import fitting_batch_size
+from pnn.training.updates import fitting_batch_size
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 FILES = {"one_node.yaml": (1, 8), "two_nodes.yaml": (2, 16)}
@@ -41,7 +41,7 @@ def test_accelerate_reads_the_file_and_the_papers_batch_can_be_shared(name):
 
 
 def test_a_batch_size_that_the_processes_cannot_share_is_answered_with_one_that_they_can():
-    from pnn.training.loop import Plan
+    from pnn.training.updates import Plan
 
     with pytest.raises(UserError, match=r"384 × 8 processes: --batch-size 144 fits"):
         Plan.of(load_config("pnn_wikitext103"), None, processes=8)  # type: ignore[arg-type]

@@ -9,8 +9,9 @@ import torch
 from pnn.config import TrainingConfig, load_config
 from pnn.errors import UserError
 from pnn.models import PNNConfig, PNNForMaskedLM
-from pnn.training.loop import Plan, Trainer
+from pnn.training.loop import Trainer
 from pnn.training.optim import learning_rate, make_optimizer
+from pnn.training.updates import Plan
 
 
 def test_a_smaller_batch_keeps_the_effective_batch(tiny_config, tmp_path):

@@ -73,7 +73,7 @@ def test_it_learns_and_loads_in_transformers(run):
 
 def test_the_loss_is_that_of_the_whole_update(prepared_folder, tmp_path):
     """However many micro-batches share it: transformers divides by the number that we give."""
-    from pnn.training.loop import updates_ahead
+    from pnn.training.updates import updates_ahead
 
     found = []
     for size in (2, 8):

@@ -31,8 +31,9 @@ from pnn.models.pnn import PNNConfig
 from pnn.models.sections import model_config
 from pnn.objectives import count_targets
 from pnn.training.device import precision_of
-from pnn.training.loop import Trainer, Update, updates_ahead
+from pnn.training.loop import Trainer
 from pnn.training.optim import learning_rate
+from pnn.training.updates import Update, updates_ahead
 
 ENDLESS = 1_000_000_000  # updates; the clock stops them
 NAIVE_UPDATES = 4  # prepared beforehand, used in turn

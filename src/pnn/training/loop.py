@@ -1,10 +1,7 @@
 """The training loop, on accelerate: one process, many processes, many nodes by `accelerate launch`.
 
-An update is `effective_batch_size` sequences' worth of tokens: `accumulation` micro-batches on each process, every micro-batch
-a fixed number of tokens. All processes read one stream and each takes its turn, so the data of an update, its masks and its
-loss (a sum over all targets divided by their number) do not depend on how many processes share the work.
-
-What is trained, masked tokens or next tokens, is the objective's business (`training/objective`).
+What an update is stands in `training/updates`; what is trained, masked tokens or next tokens, is the objective's business
+(`training/objective`).
 
 An exact resume needs no saved random state: masks follow from (seed, place in the stream), dropout from (seed, step).
 """
@@ -14,10 +11,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,8 +23,8 @@ from transformers import PreTrainedModel
 
 from pnn import runs
 from pnn.config import RunConfig
-from pnn.data.batches import PackedBatch, TrainingStream
-from pnn.data.shards import Prepared, prepare
+from pnn.data.batches import TrainingStream
+from pnn.data.shards import prepare
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
 from pnn.files import write_json
@@ -46,6 +40,7 @@ from pnn.training.objective import objective_of
 from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
 from pnn.training.recording import Recorder, can_record
 from pnn.training.tracking import Metrics, environment
+from pnn.training.updates import Plan, Update, fitting_batch_size, updates_ahead
 
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -56,76 +51,6 @@ class Stopped(Exception):  # noqa: N818  (not an error: it did what it was asked
     def __init__(self, signal_number: int, step: int):
         super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; --resume goes on from there")
         self.exit_code = 128 + signal_number
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The arithmetic of a run: what an update is and how many there are."""
-
-    batch_tokens: int  # tokens of a micro-batch
-    accumulation: int  # micro-batches of an update on each process
-    updates: int
-
-    @staticmethod
-    def of(config: RunConfig, prepared: Prepared, processes: int) -> Plan:
-        training = config.training
-        share, rest = divmod(training.effective_batch_size, training.batch_size * processes)
-        if rest or share == 0:
-            fitting = fitting_batch_size(training.effective_batch_size, processes, training.batch_size)
-            raise UserError(
-                f"training.effective_batch_size {training.effective_batch_size} is not a multiple of batch_size "
-                f"{training.batch_size} × {processes} processes: "
-                + (f"--batch-size {fitting} fits" if fitting else f"choose one that {processes} divides")
-            )
-        lengths = prepared.train.lengths[prepared.train_sequences]
-        # Sequences are counted at their mean length, so an update holds as many as the paper's on average. Large batches
-        # are rounded to what a GPU's matrix units like.
-        wanted = training.batch_size * float(lengths.mean())
-        multiple = 64 if wanted > 4096 else 8
-        if config.data.layout == "rows":
-            multiple = int(lengths.max())  # whole rows
-        elif wanted <= 4096:
-            wanted += float(lengths.mean()) / 2  # a batch ends with half a sequence that does not fit; small ones feel it
-        batch_tokens = max(round(wanted / multiple) * multiple, int(lengths.max()))
-        updates = training.max_steps
-        if updates is None:
-            updates = max(1, math.ceil(training.epochs * len(lengths) / training.effective_batch_size))
-        return Plan(batch_tokens, share, updates)
-
-
-def fitting_batch_size(effective: int, processes: int, most: int) -> int | None:
-    """The largest micro-batch of at most `most` sequences that the processes can share an update in, if there is one."""
-    share, rest = divmod(effective, processes)
-    return None if rest else next((size for size in range(min(most, share), 0, -1) if share % size == 0), None)
-
-
-@dataclass(frozen=True)
-class Update:
-    batches: list[PackedBatch]
-    position: int  # of the stream, once this update is done
-    tokens: int  # real tokens of the update, over all processes
-
-
-def updates_ahead(stream: TrainingStream, plan: Plan, rank: int, processes: int, count: int) -> Iterator[Update]:
-    """This process's share of each update, assembled one update ahead on a thread."""
-
-    def assemble() -> Update:
-        batches, before = [], stream.tokens_taken
-        for turn in range(plan.accumulation * processes):
-            if turn % processes == rank:
-                batches.append(next(stream))
-            else:
-                stream.skip()
-        return Update(batches, stream.position, stream.tokens_taken - before)
-
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        ahead = pool.submit(assemble) if count > 0 else None
-        for remaining in reversed(range(count)):
-            assert ahead is not None
-            update = ahead.result()
-            if remaining:
-                ahead = pool.submit(assemble)
-            yield update
 
 
 class Trainer:
