@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -12,25 +11,17 @@ from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import (
-    CONFIGS,
     LENGTHS,
-    PNN_NAMES,
-    PUBLISHED,
     SMALL,
     WITH_GATE,
     build,
-    count,
     every_model,
     every_pnn,
-    masked_lm,
     shake,
     some_batch,
 )
-from transformers import AutoModelForMaskedLM
 
 import pnn
-from pnn.errors import UserError
-from pnn.models.sections import model_config
 from pnn.nn.attention import Layout
 from pnn.objectives import step_weights
 
@@ -388,137 +379,3 @@ def test_dropout_acts_in_training_only(name):
         assert torch.equal(model(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
         model.train()
         assert not torch.equal(model(ids, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
-
-
-# What a fresh model is ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda: pnn.PNNForMaskedLM(pnn.PNNConfig()), 53_704_251),
-        (lambda: pnn.PNNForMaskedLM(pnn.PNNConfig(delta_norm=True, gate_bias=True)), 53_707_323),
-        (lambda: pnn.PNNForMaskedLM(pnn.PNNConfig(**PUBLISHED)), 53_707_323),
-        (lambda: pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig()), 132_066_618),
-        (
-            lambda: pnn.PNNForMaskedLM(
-                pnn.PNNConfig(delta_norm=True, gate_bias=True, tie_word_embeddings=True, head_transform=True)
-            ),
-            30_858_555,
-        ),
-        # no gate: two 768×768 matrices and the temperature less
-        (lambda: pnn.PNNForMaskedLM(pnn.PNNConfig(gate="none")), 53_704_251 - 2 * 768 * 768 - 1),
-        # a second refiner: attention 2,362,368, its norm 1,536, FFN 3,148,544, gate 1,179,649
-        (lambda: pnn.PNNForMaskedLM(pnn.PNNConfig(schedule=[0, 1, 0, 1])), 53_704_251 + 6_692_097),
-    ],
-)
-def test_parameter_counts_are_the_published_ones(make, expected):
-    with torch.device("meta"):
-        assert count(make()) == expected
-
-
-@pytest.mark.parametrize("name", ["pnn_equations", "pnn_no_gate", "pnn_delta", "pnn_schedule", "pnn_tied"])
-def test_zero_init_stays_zero_after_construction_and_after_loading(name, tmp_path):
-    torch.manual_seed(0)
-    fresh = masked_lm(CONFIGS[name]()).eval()
-    fresh.save_pretrained(tmp_path)
-    ids, mask, _, _ = some_batch()
-    for model in (fresh, AutoModelForMaskedLM.from_pretrained(tmp_path)):
-        with torch.no_grad():
-            out = model(input_ids=ids, attention_mask=mask, output_states=True, output_gates=True)
-            assert len(out.deltas) == 4
-            assert all(torch.count_nonzero(delta) == 0 for delta in out.deltas)
-            predictions = [model.head(h) for h in out.states]
-            assert all(torch.equal(prediction, predictions[0]) for prediction in predictions)
-            assert predictions[0].abs().max() > 0
-
-
-@pytest.mark.parametrize("name", [*PNN_NAMES, "bert"])
-def test_without_zero_init_every_step_changes_the_state(name):
-    torch.manual_seed(0)
-    more = {} if name in ("pnn_published", "bert") else {"zero_init": False}
-    model = masked_lm(CONFIGS[name](**more)).eval()
-    ids, mask, _, _ = some_batch()
-    with torch.no_grad():
-        states = model(input_ids=ids, attention_mask=mask, output_states=True).states
-    assert all((after - before).abs().min(-1).values.max() > 0 for before, after in pairwise(states))
-
-
-@every_pnn
-def test_a_fresh_model_gets_finite_gradients_that_move_it(name):
-    torch.manual_seed(0)
-    model = masked_lm(CONFIGS[name]())
-    ids, mask, _, _ = some_batch()
-    model(input_ids=ids, attention_mask=mask, labels=torch.where(mask.bool(), ids, -100)).loss.backward()
-    grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
-    assert all(torch.isfinite(grad).all() for grad in grads.values())
-    assert grads["encoder.refiners.0.ffn.down.weight"].abs().max() > 1e-6
-    assert max(grad.norm() for grad in grads.values()) < 100
-
-
-@pytest.mark.parametrize("width", [16, 36])
-def test_the_gates_temperature_starts_at_the_root_of_the_width(width):
-    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL | {"hidden_size": width}, schedule=[0, 1]))
-    assert [r.gate.temperature.tolist() for r in model.encoder.refiners] == [[math.sqrt(width)]] * 2
-
-
-def test_weights_start_at_the_configured_scale():
-    torch.manual_seed(0)
-    model = pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**SMALL | {"hidden_size": 64}, initializer_range=0.1))
-    for key, parameter in model.named_parameters():
-        if parameter.dim() == 2:
-            assert parameter.std().item() == pytest.approx(0.1, rel=0.1), key
-        elif "norm.weight" in key:
-            assert torch.equal(parameter, torch.ones_like(parameter)), key
-        else:
-            assert torch.count_nonzero(parameter) == 0, key
-
-
-# Configs --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("config_class", [pnn.PNNConfig, pnn.BertBaselineConfig])
-def test_heads_that_do_not_divide_the_width_raise_with_both_numbers(config_class):
-    with pytest.raises(StrictDataclassError, match="num_attention_heads=3 does not divide hidden_size=16"):
-        config_class(**SMALL | {"num_attention_heads": 3})
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"num_steps": 0}, "num_steps=0, but at least one step"),
-        ({"schedule": [0, 2]}, "without a gap"),
-        ({"schedule": [-1, 0]}, "without a gap"),
-        ({"schedule": [0, 1], "num_steps": 3}, "schedule has 2 entries, but num_steps=3"),
-        ({"update": "gate"}, "update='gate' is none of gated, delta"),
-        ({"gate": "query"}, "gate='query' is none of query_key, none"),
-    ],
-)
-def test_impossible_configs_raise(wrong, message):
-    with pytest.raises(StrictDataclassError, match=message):
-        pnn.PNNConfig(**SMALL, **wrong)
-
-
-def test_the_schedule_and_the_number_of_steps_imply_each_other():
-    assert pnn.PNNConfig().schedule == [0, 0, 0, 0]
-    assert pnn.PNNConfig(num_steps=2).schedule == [0, 0]
-    config = pnn.PNNConfig(schedule=[0, 1, 2, 3, 0, 1, 2, 3])
-    assert (config.num_steps, config.num_refiners) == (8, 4)
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"type": "brt"}, "model.type: no architecture 'brt' (did you mean \"bert\"?)"),
-        ({"type": "pnn", "num_step": 4}, 'unknown key "model.num_step" (did you mean "num_steps"?)'),
-        ({"type": "pnn", "hidden_size": "wide"}, "model.hidden_size: expected a whole number, got 'wide'"),
-        ({"type": "pnn", "hidden_size": 10, "num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=10"),
-        ({"type": "bert", "vocab_size": 10}, "model.vocab_size: 10, but the tokenizer has 99 entries"),
-        ({"type": "bert", "num_hidden_layers": 0}, "num_hidden_layers=0, but at least one layer is needed"),
-    ],
-)
-def test_a_wrong_model_section_is_a_user_error_that_names_the_key(section, message):
-    with pytest.raises(UserError) as caught:
-        model_config(section, vocab_size=99)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
