@@ -57,19 +57,19 @@ def heads_benchmark(
     shape = {"what": what, "rows": rows, "length": length, "dtype": str(dtype).removeprefix("torch.")}
     result = [{"name": name, **shape, **_summary(taken, rows * length)} for name, taken in times.items()]
     median = {row["name"]: row["milliseconds"]["median"] for row in result}
-    issued = {name: median[f"{name}{ISSUED}"] for name in ("whole", "removed") if f"{name}{ISSUED}" in median}
+    ratios = {
+        "half_heads_attention_speedup": median["whole"] / median["removed"],
+        "half_heads_removed_vs_masked": median["masked"] / median["removed"],
+        "masking_attention_speedup": median["whole"] / median["masked"],
+    }
+    if device.type == "cuda":
+        ratios["half_heads_attention_speedup_issued"] = median[f"whole{ISSUED}"] / median[f"removed{ISSUED}"]
     taylor = _taylor(whole, rows, length, device, seconds)
     return {
         **machine(),
         "model": {"layers": config.n_layer, "width": config.n_embd, "heads": config.n_head, "removed": len(half)},
         "rows": [*result, *taylor["rows"]],
-        "ratios": {
-            "half_heads_attention_speedup": median["whole"] / median["removed"],
-            "half_heads_removed_vs_masked": median["masked"] / median["removed"],
-            "masking_attention_speedup": median["whole"] / median["masked"],
-            **({"half_heads_attention_speedup_issued": issued["whole"] / issued["removed"]} if issued else {}),
-            "taylor_scores_in_forward_passes": taylor["ratio"],
-        },
+        "ratios": {**ratios, "taylor_scores_in_forward_passes": taylor["ratio"]},
         "largest_difference_removed_and_masked": difference,
     }
 
