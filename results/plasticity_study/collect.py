@@ -22,7 +22,7 @@ from pnn.runs import read_config, read_json, read_metrics
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
-STUDIES, CYCLES = ("study_llama", "study_gpt2"), ("cycle_stories15M", "cycle_smollm2", "cycle_opt")
+STUDIES, CYCLES = ("study_llama", "study_distil", "study_small"), ("cycle_stories15M", "cycle_smollm2", "cycle_opt")
 PRETRAINED = ("gpt2_distil", "gpt2_small", "opt_350m")
 
 
@@ -153,7 +153,7 @@ def tables(result: dict[str, Any]) -> str:
     shape = result["speed"][models[0]]["rows"][-1]
     timed = [arm for arm in shape["tokens_per_second"] if arm != first["control"]["arm"]]
     add(
-        f"**Speed** of a forward pass of {shape['batch']} × {shape['length']} tokens, times the whole model's.",
+        f"**Speed** of reading {shape['batch']} × {shape['length']} tokens (logits of the last one), times the whole model's.",
         "arm",
         [(arm, [f"{speed_of(result, model, arm):.2f}" for model in models]) for arm in timed],
     )
@@ -176,7 +176,7 @@ def hardware(name: str) -> str:
 
 
 def cycles() -> str:
-    lines = ["| cycle | on | heads | parameters | perplexity before → pruned → after | tokens/s, forward |", "|---" * 6 + "|"]
+    lines = ["| cycle | on | heads | parameters | perplexity before → pruned → after | tokens read/s |", "|---" * 6 + "|"]
     for name in (one for one in CYCLES if (MEASURED / one).exists()):
         summary, records = read_json(MEASURED / name / "summary.json"), read_metrics(MEASURED / name / "metrics.jsonl")
         before, after, speed = summary["initial"], summary["final"], summary["speed"][-1]

@@ -9,6 +9,7 @@ shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 jobs=${JOBS:-8}
 pnn="python3 -m pnn"
+text=$data/wikipedia/study.txt.xz
 mkdir -p "$runs"
 
 pretrain() { # CONFIG [SETTING…]
@@ -20,28 +21,31 @@ pretrain() { # CONFIG [SETTING…]
     --set training.save_every=100000 --set training.keep_checkpoints=1 --set training.tensorboard=false "$@"
 }
 
-study() { # NAME MODEL TEXT MODEL TEXT
-  (cd "$runs" && $pnn plasticity study "$2" "$4" --data "$3" --data "$5" --output "$runs/$1" --length 256 --batch-rows 16 \
-    --validation-rows 128 --learn-steps "${STEPS:-100}" --jobs "$jobs" --resume)
+study() { # NAME MODEL… --data TEXT…
+  name=$1
+  shift
+  (cd "$runs" && $pnn plasticity study "$@" --output "$runs/$name" --length 256 --batch-rows 16 --validation-rows 128 \
+    --learn-steps 100 --jobs "$jobs" --resume)
 }
 
 cycle() { # NAME MODEL [OPTION…]
   name=$1 model=$2
   shift 2
-  [ -e "$runs/$name/summary.json" ] || (cd "$runs" && $pnn plasticity cycle "$model" --data "$data/wikipedia/study.txt.xz" --output "$runs/$name" \
+  [ -e "$runs/$name/summary.json" ] || (cd "$runs" && $pnn plasticity cycle "$model" --data "$text" --output "$runs/$name" \
     --resume --length 512 --batch-rows 16 --learn-steps 200 --validation-rows 128 "$@")
 }
 
-for step in ${*:-convert stories distil small study_llama study_gpt2 opt cycle_smollm2 cycle_opt speed}; do
+for step in ${*:-convert stories study_llama distil study_distil small study_small opt cycle_smollm2 cycle_opt speed}; do
   echo "== $step, $(date +%T)"
   case $step in
     convert) [ -e "$runs/SmolLM2-135M" ] || python3 "$here/convert.py" "$data/SmolLM2-135M-Instruct.Q4_1.gguf" "$runs/SmolLM2-135M" ;;
     stories) [ -e "$runs/stories.txt" ] || python3 "$here/stories.py" "$data/stories15M" "$runs/stories.txt" ;;
     distil) pretrain gpt2_distil ;;
     small) pretrain gpt2_small ;;
-    opt) pretrain opt_350m --max-steps 200 ;; # 13M tokens: enough for heads to differ, no more
-    study_llama) study study_llama "$data/stories15M" "$runs/stories.txt" "$runs/SmolLM2-135M" "$data/wikipedia/study.txt.xz" ;;
-    study_gpt2) study study_gpt2 "$runs/gpt2_distil" "$data/wikipedia/study.txt.xz" "$runs/gpt2_small" "$data/wikipedia/study.txt.xz" ;;
+    opt) pretrain opt_350m --max-steps 200 --set training.warmup_steps=40 ;; # 13M tokens: enough for heads to differ, no more
+    study_llama) study study_llama "$data/stories15M" "$runs/SmolLM2-135M" --data "$runs/stories.txt" --data "$text" ;;
+    study_distil) study study_distil "$runs/gpt2_distil" --data "$text" ;;
+    study_small) study study_small "$runs/gpt2_small" --data "$text" ;;
     cycle_smollm2) cycle cycle_smollm2 "$runs/SmolLM2-135M" ;;
     cycle_opt) cycle cycle_opt "$runs/opt_350m" ;;
     speed) python3 "$here/../../benchmarks/heads.py" "$runs/heads.json" ;;

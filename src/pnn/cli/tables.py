@@ -240,7 +240,7 @@ def print_cycle(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
     for row in summary["speed"]:
         speed = row["tokens_per_second"]
         print(
-            f"forward, {row['batch']} × {row['length']} tokens: {speed['initial']:,.0f} → {speed['final']:,.0f} tokens/s "
+            f"reading {row['batch']} × {row['length']} tokens: {speed['initial']:,.0f} → {speed['final']:,.0f} tokens/s "
             f"({speed['final'] / speed['initial']:.2f}×)"
         )
 

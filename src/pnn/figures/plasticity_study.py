@@ -216,7 +216,7 @@ def pareto(result: Json) -> Figure:
         axes.margins(x=0.16)
     shape = result["speed"][next(iter(result["models"]))]["rows"][-1]
     size = f"{shape['batch']} × {shape['length']}"
-    left_and_bottom(shown, f"thousand tokens a second, forward, {size}", "perplexity on held-out text")
+    left_and_bottom(shown, f"thousand tokens read a second, {size}", "perplexity on held-out text")
     keys = [Line2D([], [], color=c, marker=m, ls="none", label=kind) for kind, (c, m) in kinds.items()]
     figure.legend(handles=keys, loc="outside upper center", ncols=3)
     return figure

@@ -24,11 +24,10 @@ from pnn.errors import UserError
 from pnn.finetuning.encoding import Encoded, by_length, collate, training_order
 from pnn.finetuning.metrics import Metrics, measure_sets, score
 from pnn.finetuning.tasks import Task
-from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
+from pnn.training.optim import descend, learning_rate, make_optimizer
 
 WEIGHT_DECAY = 0.01
 WARM_UP = 0.1
-CLIP = 1.0
 Outputs = NDArray[np.float32]
 
 
@@ -81,12 +80,8 @@ def fine_tune(model: PreTrainedModel, plan: Plan, rate: float, seed: int, tell: 
             model.train()
             losses = []
             for chosen in training_order(plan.train, plan.batch_size, seed, epoch):
-                set_learning_rate(optimizer, learning_rate(done, total, training))
                 loss = _loss(model, plan, chosen)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-                optimizer.step()
-                optimizer.zero_grad()
+                descend(model, optimizer, loss, learning_rate(done, total, training))
                 done += 1
                 losses.append(loss.detach())  # read at the end of the epoch: nothing here waits for a GPU
                 tell(done, f"epoch {epoch}/{plan.epochs}")

@@ -35,11 +35,10 @@ from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import Head, check_present, gate_layer, head_map, stretches
 from pnn.plasticity.measure import computing
 from pnn.plasticity.scores import prepared
-from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
+from pnn.training.optim import descend, learning_rate, make_optimizer
 
 WARM_UP_START = 0.01
 WARM_UP_STEPS = 100
-CLIP = 1.0  # the most that a gradient's norm may be
 
 
 def warm_up_factor(step: int, steps: int = WARM_UP_STEPS, start: float = WARM_UP_START) -> float:
@@ -163,15 +162,11 @@ def learn(
             for step in range(steps):
                 model.train()
                 warm_up.at(step)
-                set_learning_rate(optimizer, learning_rate(step, steps, plan))
                 with torch.random.fork_rng([model.device] if on_gpu else []):
                     seed_all(seed * 1_000_003 + first + step)
                     with computing(model):
                         loss = model(**prepared(model, batch_at(first + step))).loss
-                    loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-                optimizer.step()
-                optimizer.zero_grad()
+                    descend(model, optimizer, loss, learning_rate(step, steps, plan))
                 if not math.isfinite(loss.item()):
                     raise UserError(f"the loss became {loss.item()} at update {step + 1}: a lower learning rate usually helps")
                 yield step + 1, loss.item()

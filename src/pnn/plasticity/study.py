@@ -310,9 +310,13 @@ def _measure_speed(folder: Path, source: Source, plan: StudySettings) -> None:
 def _speed(folder: Path, source: Source, plan: StudySettings) -> dict[str, Any]:
     say(f"timing the shapes of {source.name} …")
     bench = Bench(source, plan)
+    return shape_speeds(folder, source.name, bench.model, bench.text.held_out.shape[1])
+
+
+def shape_speeds(folder: Path, name: str, model: PreTrainedModel, length: int) -> dict[str, Any]:
+    """What speed/<model>.json holds. Of the model only its shape matters, not its weights."""
     shapes = {}
     for arm in timed_arms():
-        head_map = read_json(folder / "arms" / f"{source.name}-0-{arm.name}.json")["head_map"]
-        shapes[arm.name] = bench.model if arm == CONTROL else reorganised(bench.model, head_map)
-    rows = speeds(shapes, bench.text.held_out.shape[1], largest_only=True)
-    return {"device": str(bench.model.device), "rows": rows}
+        head_map = read_json(folder / "arms" / f"{name}-0-{arm.name}.json")["head_map"]
+        shapes[arm.name] = model if arm == CONTROL else reorganised(model, head_map)
+    return {"device": str(model.device), "rows": speeds(shapes, length, largest_only=True)}

@@ -1,11 +1,11 @@
-"""AdamW on matrices and vectors with their own decay, and the learning rate of a step."""
+"""AdamW on matrices and vectors with their own decay, the learning rate of a step, and a step on one device."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pnn.config import TrainingConfig
 
@@ -35,3 +35,12 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, rate: float, clip: float = 1.0) -> None:
+    """One step down this loss, gradients clipped. The trainer's own knows of micro-batches, processes and fp16 as well."""
+    set_learning_rate(optimizer, rate)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    optimizer.zero_grad()
