@@ -13,16 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pnn.figures.plasticity import CYCLE_FIGURES
 from pnn.figures.plasticity_study import STUDY_FIGURES
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
 from pnn.plasticity.study import collect
 from pnn.runs import read_config, read_json, read_metrics
+from pnn.stats import student
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
 STUDIES, CYCLES = ("study_llama", "study_distil", "study_small"), ("cycle_stories15M", "cycle_smollm2", "cycle_opt")
+LONGER = {"control": "retrained, unpruned", "none": "nothing", "gradient": "by gradient", "random": "at random"}
 PRETRAINED = ("gpt2_distil", "gpt2_small", "opt_350m")
 
 
@@ -42,7 +46,9 @@ def copy_in(runs: Path) -> None:
             rows = {path.stem: read_json(path) for path in sorted((study / part).glob("*.json"))}
             lines = [json.dumps({"file": stem, **row}) + "\n" for stem, row in rows.items()]
             write_text(folder / f"{part}.jsonl", clean("".join(lines)))
+    longer = tuple(sorted(path.name for path in runs.glob("longer_*") if path.is_dir()))
     for names, done, more in (
+        (longer, "summary.json", ("environment.json",)),
         (CYCLES, "summary.json", ("metrics.jsonl", "environment.json")),
         (PRETRAINED, "evaluation.json", ("metrics.jsonl", "environment.json", "config.yaml")),
     ):
@@ -150,14 +156,19 @@ def tables(result: dict[str, Any]) -> str:
             for at, row in enumerate(first["ratios"])
         ],
     )
-    shape = result["speed"][models[0]]["rows"][-1]
-    timed = [arm for arm in shape["tokens_per_second"] if arm != first["control"]["arm"]]
-    add(
-        f"**Speed** of reading {shape['batch']} × {shape['length']} tokens (logits of the last one), times the whole model's.",
-        "arm",
-        [(arm, [f"{speed_of(result, model, arm):.2f}" for model in models]) for arm in timed],
-    )
+    if all_timed(result):
+        shape = result["speed"][models[0]]["rows"][-1]
+        timed = [arm for arm in shape["tokens_per_second"] if arm != first["control"]["arm"]]
+        add(
+            f"**Speed** of reading {shape['batch']} × {shape['length']} tokens, as for a prompt, times the whole model's.",
+            "arm",
+            [(arm, [f"{speed_of(result, model, arm):.2f}" for model in models]) for arm in timed],
+        )
     return "\n".join(lines)
+
+
+def all_timed(result: dict[str, Any]) -> bool:
+    return all(model in result["speed"] for model in result["models"])
 
 
 def ratio_cell(row: dict[str, Any]) -> str:
@@ -196,6 +207,23 @@ def cycles() -> str:
     return "\n".join(lines)
 
 
+def longer() -> str:
+    """Perplexity after ten times the updates; differences to growing nothing, paired by seed."""
+
+    def losses(kind: str) -> np.ndarray:
+        found = (read_json(path / "summary.json") for path in sorted(MEASURED.glob(f"longer_{kind}_*")))
+        return np.log([one["final"]["perplexity"] for one in found])
+
+    nothing = losses("none")
+    lines = ["| grown | perplexity | against growing nothing, per cent |", "|---|---|---|"]
+    for kind, label in LONGER.items():
+        values = losses(kind)
+        mean, low, high = (100 * np.expm1(one) for one in student(values - nothing))
+        against = "" if kind == "none" else f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+        lines.append(f"| {label} | {np.exp(values.mean()):.3f} | {against} |")
+    return "\n".join(lines)
+
+
 def studies(names: list[str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         result = collect(*(unpacked(name, Path(folder)) for name in names))
@@ -214,6 +242,8 @@ def studies(names: list[str]) -> str:
         },
     )
     for name, draw in STUDY_FIGURES.items():
+        if name == "pareto" and not all_timed(result):
+            continue
         save(png(draw(result)), HERE / "figures" / f"{name}.png")
     return tables(result)
 
@@ -225,6 +255,8 @@ def main() -> None:
     if there:
         write_between(HERE / "README.md", "tables", studies(there))
     write_between(HERE / "README.md", "cycles", cycles())
+    if any(MEASURED.glob("longer_*")):
+        write_between(HERE / "README.md", "longer", longer())
 
 
 if __name__ == "__main__":

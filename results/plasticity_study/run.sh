@@ -35,7 +35,21 @@ cycle() { # NAME MODEL [OPTION…]
     --resume --length 512 --batch-rows 16 --learn-steps 200 --validation-rows 128 "$@")
 }
 
-for step in ${*:-convert stories study_llama distil study_distil small study_small opt cycle_smollm2 cycle_opt speed}; do
+longer() { # ten times the study's updates, on ten times the text: does growth begin to matter? Twelve small cycles side by side
+  [ -e "$runs/more_stories.txt" ] || python3 "$here/stories.py" "$data/stories15M" "$runs/more_stories.txt" 20480
+  for seed in 0 1 2; do
+    for arm in "control --prune 0 --grow 0" "none --grow 0" "gradient --grow-by gradient" "random --grow-by random"; do
+      set -- $arm
+      name=longer_$1_$seed
+      shift
+      [ -e "$runs/$name/summary.json" ] || (cd "$runs" && $pnn plasticity cycle "$data/stories15M" --data "$runs/more_stories.txt" --output "$runs/$name" --resume \
+        --length 256 --batch-rows 16 --learn-steps 1000 --evaluate-every 100 --validation-rows 128 --seed "$seed" "$@" > "$runs/$name.log" 2>&1) &
+    done
+  done
+  wait
+}
+
+for step in ${*:-convert stories study_llama distil study_distil small study_small longer opt cycle_smollm2 cycle_opt speeds heads}; do
   echo "== $step, $(date +%T)"
   case $step in
     convert) [ -e "$runs/SmolLM2-135M" ] || python3 "$here/convert.py" "$data/SmolLM2-135M-Instruct.Q4_1.gguf" "$runs/SmolLM2-135M" ;;
@@ -48,7 +62,9 @@ for step in ${*:-convert stories study_llama distil study_distil small study_sma
     study_small) study study_small "$runs/gpt2_small" --data "$text" ;;
     cycle_smollm2) cycle cycle_smollm2 "$runs/SmolLM2-135M" ;;
     cycle_opt) cycle cycle_opt "$runs/opt_350m" ;;
-    speed) python3 "$here/../../benchmarks/heads.py" "$runs/heads.json" ;;
+    longer) longer ;;
+    speeds) python3 "$here/speeds.py" "$runs" stories15M="$data/stories15M" SmolLM2-135M="$runs/SmolLM2-135M" gpt2_distil=gpt2_distil gpt2_small=gpt2_small ;;
+    heads) python3 "$here/../../benchmarks/heads.py" "$runs/heads.json" ;;
     *) echo "no step $step" >&2 && exit 2 ;;
   esac
 done

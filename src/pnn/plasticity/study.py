@@ -132,7 +132,9 @@ def collect(*folders: Path) -> dict[str, Any]:
             jobs = [(seed, arm) for seed in range(settings["seeds"]) for arm in all_arms()]
             models[name] = read_json(folder / "models" / f"{name}.json")
             arms[name] = [read_json(folder / "arms" / f"{name}-{seed}-{arm.name}.json") for seed, arm in jobs]
-            speed[name] = read_json(folder / "speed" / f"{name}.json")
+            timed = folder / "speed" / f"{name}.json"
+            if timed.exists():  # they come last, and can be timed again
+                speed[name] = read_json(timed)
     return {"models": models, "settings": settings, **findings(models, arms), "speed": speed}
 
 
