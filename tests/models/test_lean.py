@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers as hf
 
-from pnn.models.lean import leave_out_logits, with_logits_again
+from pnn.models import lean
+from pnn.models.lean import leave_out_logits, padded_vocabulary, with_logits_again
 from pnn.objectives import IGNORE
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 37}
@@ -83,3 +84,34 @@ def test_a_model_that_caps_its_logits_keeps_its_own_loss():
     out = model(rows, labels=rows)
     assert out.logits is not None
     assert torch.equal(out.loss, wanted)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_padded_head_gives_the_same_logits_and_more(bias):
+    head = torch.nn.Linear(16, 37, bias=bias)
+    x = torch.randn(5, 16)
+    wide = lean._padded(head)
+    assert wide.weight.shape == (128, 16)
+    torch.testing.assert_close(wide(x)[:, :37], head(x))
+    assert not wide(x)[:, 37:].any()
+
+
+def test_padding_is_for_gpus_and_leaves_a_model_as_it_was():
+    model, rows = decoder(CONFIGS["gpt2"]), torch.randint(37, (2, 5))
+    head = model.get_output_embeddings()
+    with padded_vocabulary(model):
+        assert model(rows).logits.shape == (2, 5, 37)
+    assert model.get_output_embeddings() is head
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_on_a_gpu_padded_logits_are_the_same(name):
+    model, rows = decoder(CONFIGS[name]).cuda(), torch.randint(37, (2, 5), device="cuda")
+    head, plain = model.get_output_embeddings(), model(rows).logits
+    with padded_vocabulary(model):
+        padded = model(rows).logits
+    assert padded.shape == (2, 5, 128)
+    assert model.get_output_embeddings() is head
+    torch.testing.assert_close(padded[..., :37], plain, rtol=1e-4, atol=1e-5)

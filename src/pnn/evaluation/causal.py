@@ -27,6 +27,7 @@ from pnn.data.shards import TokenSet
 from pnn.errors import UserError
 from pnn.evaluation.reading import to_device
 from pnn.models.ddl import DDLForCausalLM
+from pnn.models.lean import padded_vocabulary
 from pnn.stats import ratio_interval
 
 
@@ -88,7 +89,9 @@ def _logits(model: Any, ids: Tensor) -> Iterator[Tensor]:
     if isinstance(model, DDLForCausalLM):
         yield from map(model.head, model.model(input_ids=ids, use_cache=False).last_hidden_state)
     else:
-        yield from model(input_ids=ids, use_cache=False).logits
+        with padded_vocabulary(model):
+            logits = model(input_ids=ids, use_cache=False).logits
+        yield from logits[..., : model.config.vocab_size]
 
 
 def _score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

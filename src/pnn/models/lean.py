@@ -1,13 +1,17 @@
-"""Training a decoder of transformers without its logits.
+"""Training a decoder of transformers without its logits, and measuring it with logits that come fast.
 
 transformers' own loss holds the logits of a whole batch three times in fp32, and multiplies with a vocabulary matrix whose rows
 (50,257 in GPT-2) matrix units read at a fraction of their speed. Our loss takes the last state and the head instead
-(`objectives.next_token_loss`), by a kernel where there is one.
+(`objectives.next_token_loss`), by a kernel where there is one. Where logits are wanted, `with padded_vocabulary(model):` gives
+the matrix rows that matrix units like.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -38,6 +42,30 @@ def leave_out_logits(model: PreTrainedModel) -> None:
 
 def with_logits_again(model: PreTrainedModel) -> None:
     model.__dict__.pop("forward", None)
+
+
+@contextmanager
+def padded_vocabulary(model: PreTrainedModel) -> Iterator[None]:
+    """Meanwhile logits may have more columns than the vocabulary has words: whoever reads them cuts them off."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or model.device.type != "cuda" or len(head.weight) % 8 == 0:
+        yield
+        return
+    model.set_output_embeddings(_padded(head))
+    try:
+        yield
+    finally:
+        model.set_output_embeddings(head)
+
+
+@torch.no_grad()
+def _padded(head: nn.Linear) -> nn.Linear:
+    words, width = head.weight.shape
+    wide = nn.Linear(width, math.ceil(words / 128) * 128, bias=head.bias is not None).to(head.weight)
+    wide.weight[:words], wide.weight[words:] = head.weight, 0
+    if head.bias is not None:
+        wide.bias[:words], wide.bias[words:] = head.bias, 0
+    return wide
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pnn.errors import UserError
+from pnn.models.lean import padded_vocabulary
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.growth import STRATEGIES, candidates
@@ -60,11 +61,11 @@ def computing(model: PreTrainedModel) -> torch.autocast:
 def held_out_loss(model: PreTrainedModel, text: Text) -> dict[str, Any]:
     """Loss and perplexity on the held-out rows, every target alike, with an interval over rows."""
     nats, targets = [], []
-    with undisturbed(model), computing(model):
+    with undisturbed(model), computing(model), padded_vocabulary(model):
         rows = max(1, BATCH_TOKENS.get(model.device.type, 4096) // text.held_out.shape[1])
         for batch in text.batches(text.held_out, rows):
             labels = batch.pop("labels")
-            logits = model(**prepared(model, batch | {"labels": None})).logits
+            logits = model(**prepared(model, batch | {"labels": None})).logits[..., : model.config.vocab_size]
             wanted = labels.to(logits.device)
             if architecture_of(model).causal:
                 logits, wanted = logits[:, :-1], wanted[:, 1:]
