@@ -26,6 +26,7 @@ from pnn.evaluation.reading import LONGEST
 from pnn.finetuning.tasks import Task
 from pnn.models.bert import BertBaselineConfig
 from pnn.models.pnn import PNNConfig
+from pnn.plasticity.models import PlasticConfig
 
 LONGEST_INPUT = 512  # what GLUE's texts are cut to where a model takes more; RoBERTa's 514 positions are 512 tokens too
 _LOADING = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
@@ -45,8 +46,8 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(str(checkpoint), trust_remote_code=False)
     except _LOADING as error:
         raise UserError(f"{checkpoint}: cannot read its config.json ({first_line(error)})") from error
-    if config.model_type == "pnn_plastic":
-        raise UserError(f"{checkpoint}: models with heads removed or grown cannot be fine-tuned on tasks yet; the original can")
+    if isinstance(config, PlasticConfig):
+        config = config.original_config()
     if steps is not None:
         if not isinstance(config, PNNConfig):
             raise UserError(f"--steps {steps}: a {config.model_type} model has no refinement steps")
@@ -101,6 +102,8 @@ def load_classifier(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
+            if getattr(config, "head_map", None) is not None:  # heads were removed or grown
+                config = PlasticConfig.of(config, config.architectures[0])
             fresh = auto.from_config(config)
             model, info = auto.from_pretrained(
                 str(checkpoint),

@@ -54,6 +54,14 @@ class PlasticConfig(PreTrainedConfig):
         self.original_class = original_class
         self.head_map = head_map or []
 
+    @classmethod
+    def of(cls, config: PreTrainedConfig, original_class: str) -> PlasticConfig:
+        """The other way round: from a reorganised model's own config to what is written."""
+        original = config.to_diff_dict()
+        new_map = original.pop("head_map")
+        original["architectures"] = [original_class]
+        return cls(original, original_class, new_map, dtype=original.get("dtype"))
+
     def original_config(self) -> PreTrainedConfig:
         """The original's config, with the head map and with what a caller of `from_pretrained` has set."""
         values = dict(self.original)
@@ -83,11 +91,8 @@ class Plastic:
             raise UserError("save a reorganised model first and call its push_to_hub() then")
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         if kwargs.get("is_main_process", True):
-            original = self.config.to_diff_dict()  # type: ignore[attr-defined]
-            new_map = original.pop("head_map")
-            original["architectures"] = [self.original_class.__name__]
-            config = PlasticConfig(original, self.original_class.__name__, new_map, architectures=[type(self).__name__])
-            config.dtype = original.get("dtype")
+            config = PlasticConfig.of(self.config, self.original_class.__name__)  # type: ignore[attr-defined]
+            config.architectures = [type(self).__name__]
             config.save_pretrained(save_directory)
 
 
@@ -111,10 +116,13 @@ class _Entry(PreTrainedModel):
 
     @classmethod
     def _class_for(cls, config: PlasticConfig) -> Any:
-        for known in _classes(cls.auto, type(config.original_config())):
-            if known.__name__ == config.original_class:
-                return plastic_class(known)
-        raise ValueError(f"a reorganised {config.original_class} is nothing for {cls.auto.__name__}")
+        original = type(config.original_config())
+        known = {one.__name__: one for one in _classes(cls.auto, original)}
+        everywhere = {one.__name__ for entry in ENTRIES for one in _classes(entry.auto, original)}
+        if not known or config.original_class not in everywhere:
+            raise ValueError(f"a reorganised {config.original_class} is nothing for {cls.auto.__name__}")
+        # where it has another head, the layers are taken and the head is new, as transformers does it
+        return plastic_class(known.get(config.original_class) or next(iter(known.values())))
 
 
 class PlasticModel(_Entry):
