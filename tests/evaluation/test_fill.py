@@ -8,6 +8,7 @@ import torch
 from transformers import pipeline
 
 import pnn
+from pnn.cli.tables import print_filled
 from pnn.data import synthetic
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.errors import UserError
@@ -177,6 +178,16 @@ def test_no_text_at_all_and_a_senseless_top(model, tokenizer):
     nameless.mask_token = None
     with pytest.raises(UserError, match="no mask token"):
         list(fill(model, nameless, ["[MASK]"]))
+
+
+def test_words_outside_the_vocabulary_are_counted(model, tokenizer, capsys):
+    known, strange = fill(model, tokenizer, ["the fox [MASK] .", "the zebra of Zanzibar [MASK] ."])
+    assert "unknown" not in known
+    assert strange["unknown"] == 2
+    print_filled(known, "step")
+    assert "vocabulary" not in capsys.readouterr().out
+    print_filled(strange, "step")
+    assert "2 words of it are not in the model's vocabulary" in capsys.readouterr().out
 
 
 def test_a_run_is_loaded_with_its_own_tokenizer(trained_run):

@@ -170,6 +170,9 @@ def print_filled(filled: Filled, unit: str) -> None:
     for rank, row in enumerate(zip(*filled["predictions"], strict=True), 1):
         add_row(f"best {rank}", list(row), [False] * len(row))
     show(Text(filled["text"]), table)
+    if unknown := filled.get("unknown"):
+        words = "1 word of it is" if unknown == 1 else f"{unknown} words of it are"
+        print(f"{words} not in the model's vocabulary: it read [UNK] there\n")
 
 
 def print_benchmark(result: dict[str, Any]) -> None:

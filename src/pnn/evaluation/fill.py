@@ -39,11 +39,12 @@ class Prediction(TypedDict):
 
 class Filled(TypedDict):
     """One text. `predictions`: for each mask the best `top`, best first. `by_step`: for each mask the best one after each
-    step 0 … T."""
+    step 0 … T. `unknown`: pieces of the text that the tokenizer has no token for, if there are any."""
 
     text: str
     predictions: list[list[Prediction]]
     by_step: NotRequired[list[list[Prediction]]]
+    unknown: NotRequired[int]
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,10 @@ def fill(
         done = None if running is None else (running[0], _read_back(running[1]))  # waits for the device
         running = block, _answer(model, tokenizer.mask_token_id, block, top, num_steps, by_step, batch_tokens, precision)
         if done is not None:
-            yield from _in_words(*done, word)
+            yield from _in_words(*done, word, tokenizer.unk_token_id)
     if running is None:
         raise UserError(f"{origin} 1 is missing: the input is empty")
-    yield from _in_words(running[0], _read_back(running[1]), word)
+    yield from _in_words(running[0], _read_back(running[1]), word, tokenizer.unk_token_id)
 
 
 def _blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, longest: int, origin: str) -> Iterator[Block]:
@@ -182,7 +183,7 @@ def _read_back(answers: Answers) -> Answers:
     return Answers(best, by_step)
 
 
-def _in_words(block: Block, answers: Answers, word: Callable[[int], str]) -> Iterator[Filled]:
+def _in_words(block: Block, answers: Answers, word: Callable[[int], str], unknown: int | None) -> Iterator[Filled]:
     def rows(found: tuple[Tensor, Tensor]) -> list[list[Prediction]]:
         return [
             [{"token": word(token), "probability": probability} for token, probability in zip(*row, strict=True)]
@@ -193,8 +194,10 @@ def _in_words(block: Block, answers: Answers, word: Callable[[int], str]) -> Ite
     by_step = None if answers.by_step is None else rows(answers.by_step)
     ends = np.empty_like(block.masks)
     ends[block.order] = np.cumsum(block.masks[block.order])  # where each text's masks end among the answers
-    for text, count, end in zip(block.texts, block.masks, ends, strict=True):
+    for text, tokens, count, end in zip(block.texts, block.tokens, block.masks, ends, strict=True):
         filled: Filled = {"text": text, "predictions": best[end - count : end]}
         if by_step is not None:
             filled["by_step"] = by_step[end - count : end]
+        if unknown is not None and unknown in tokens:
+            filled["unknown"] = tokens.count(unknown)
         yield filled

@@ -348,6 +348,7 @@ class _Cycle:
             "experiment_name": self.journal.folder.name,
             "model_name": self.name,
             "dataset": self.text.source,
+            "held_out": self.text.held_out_source,
             "cycles": plan.rounds,
             "final_perplexity": final["perplexity"],
             "final_active_heads": final["heads"],

@@ -38,13 +38,14 @@ FEWEST_ROWS = 4  # two to learn from, two to measure on
 @dataclass(frozen=True)
 class Text:
     """`train` and `held_out` are (rows, length). `special` is what masking has to know: for encoders, and only for them.
-    `padding` is the token behind the end of short rows, if there are any."""
+    `padding` is the token behind the end of short rows, if there are any. The sources are names, for the record."""
 
     train: Tensor
     held_out: Tensor
     special: SpecialTokens | None = None
     source: str = ""
     padding: int | None = None
+    held_out_source: str = ""
 
     def __post_init__(self) -> None:
         for name, rows in (("learn from", self.train), ("measure on", self.held_out)):
@@ -142,9 +143,8 @@ def read_text(
     if train_rows is not None and train_rows < len(chosen):
         chosen = np.sort(np.random.default_rng(0).choice(chosen, max(2, train_rows), replace=False))
     train = rows_of(tokens, chosen)
-    if causal:
-        return Text(train, held_out, source=data)
-    return Text(train, held_out, special_tokens(tokenizer), data, tokenizer.pad_token_id)
+    special, padding = (None, None) if causal else (special_tokens(tokenizer), tokenizer.pad_token_id)
+    return Text(train, held_out, special, data, padding, validation or f"the last tenth of {data}")
 
 
 def _tokens(name: str, config: DataConfig, tokenizer: PreTrainedTokenizerFast, split: str, progress: Progress) -> TokenSet:
