@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, Trainer, TrainingAr
 import pnn
 from pnn.config import load_config, shipped_configs
 from pnn.data.tokenizers import of_synthetic_language
-from pnn.models.ddl import DDLCache
+from pnn.models.ddl_cache import DDLCache
 from pnn.models.sections import build_model, model_config
 from pnn.nn.delta_rule import DeltaResidual
 
