@@ -119,6 +119,8 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
         raise
     except Exception as error:  # the loaders raise many kinds: no such name, no network, a broken file
         raise UserError(f'cannot load the tokenizer "{name}": {first_line(error)}') from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes where there are no files
+        raise UserError(f'there is no tokenizer in "{name}" (tokenizer.json, vocab.txt …): put that of the model there')
     if not tokenizer.is_fast:
         raise UserError(f'the tokenizer "{name}" has no fast (Rust) version, which preparing text needs')
     tokenizer.model_max_length = max_length
