@@ -75,8 +75,7 @@ class TransformersArchitecture(Architecture):
     def set_attributes(self, core: Any, count: int) -> None:
         raise NotImplementedError
 
-    @staticmethod
-    def without_heads(core: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    def without_heads(self, core: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """What is left of a layer's attention when no head is: the bias of W_o."""
         raise NotImplementedError
 
@@ -133,9 +132,8 @@ class GPT2(TransformersArchitecture):
     def set_attributes(self, core: Any, count: int) -> None:
         core.num_heads, core.split_size = count, count * core.head_dim
 
-    @staticmethod
     def without_heads(
-        core: Any, hidden_states: Tensor, past_key_values: Any = None, *args: Any, **kwargs: Any
+        self, core: Any, hidden_states: Tensor, past_key_values: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, None]:
         _count_tokens(core, hidden_states, past_key_values)
         return core.resid_dropout(_bias_alone(core.c_proj, hidden_states)), None
@@ -161,12 +159,11 @@ class OPT(TransformersArchitecture):
     def set_attributes(self, core: Any, count: int) -> None:
         core.num_heads = count
 
-    @staticmethod
     def without_heads(
-        core: Any, hidden_states: Tensor, past_key_values: Any = None, *args: Any, **kwargs: Any
+        self, core: Any, hidden_states: Tensor, past_key_values: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, None]:
         _count_tokens(core, hidden_states, past_key_values)
-        return _bias_alone(core.out_proj, hidden_states), None
+        return _bias_alone(self.output(core).module, hidden_states), None
 
 
 class Llama(TransformersArchitecture):
@@ -195,12 +192,11 @@ class Llama(TransformersArchitecture):
     def set_attributes(self, core: Any, count: int) -> None:
         """Nothing to set: the module infers its heads from the matrices, and groups keep their size."""
 
-    @staticmethod
     def without_heads(
-        core: Any, hidden_states: Tensor, *args: Any, past_key_values: Any = None, **kwargs: Any
+        self, core: Any, hidden_states: Tensor, *args: Any, past_key_values: Any = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         _count_tokens(core, hidden_states, past_key_values)
-        return _bias_alone(core.o_proj, hidden_states), None
+        return _bias_alone(self.output(core).module, hidden_states), None
 
 
 class Bert(TransformersArchitecture):
@@ -231,8 +227,7 @@ class Bert(TransformersArchitecture):
     def set_attributes(self, core: Any, count: int) -> None:
         core.num_attention_heads, core.all_head_size = count, count * core.attention_head_size
 
-    @staticmethod
-    def without_heads(core: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    def without_heads(self, core: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         return hidden_states.new_zeros(*hidden_states.shape[:-1], 0), None
 
 
