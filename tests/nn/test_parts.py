@@ -284,6 +284,20 @@ def test_the_refiner_is_the_papers_equations(settings):
     assert expected.abs().max() > 0.1
 
 
+def test_a_rule_of_ones_own_is_applied_with_a_gate_too():
+    class Halved(DeltaRefiner):
+        def propose(self, h, layout, at=None):
+            found = super().propose(h, layout, at)
+            return found._replace(delta=found.delta / 2)
+
+    settings = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-5, "delta_norm": False, "gate": "query_key"}
+    settings |= {"gate_bias": False, "update": "gated", "zero_init": True}
+    whole, half = (shaken(kind(WIDTH, HEADS, INNER, **settings)) for kind in (DeltaRefiner, Halved))
+    half.load_state_dict(whole.state_dict())
+    h = random(1, 5, WIDTH, seed=3)
+    assert torch.allclose(half(h, Layout()) - h, (whole(h, Layout()) - h) / 2, atol=1e-12)
+
+
 def test_only_the_last_ffn_matrix_is_marked_to_start_at_zero():
     common = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-5, "delta_norm": True, "gate_bias": True, "update": "gated"}
     for zero_init in (True, False):
