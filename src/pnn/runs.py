@@ -98,6 +98,8 @@ def find_checkpoint(run: str | Path) -> Path | str:
     for name in ("best", "last"):
         if (path / "checkpoints" / name / "config.json").exists():
             return (path / "checkpoints" / name).resolve()
+    if path.is_file():
+        raise UserError(f"{run} is a file: give the folder of a run or a checkpoint")
     if path.exists():
         inside = sorted(str(folder.parent) for folder in path.glob("*/checkpoints"))
         hint = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""

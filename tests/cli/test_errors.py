@@ -239,6 +239,8 @@ def test_no_run_and_no_checkpoint(pnn_command, tmp_path):
     fails(pnn_command, "evaluate", tmp_path / "nothing", says=("nothing",))
     (tmp_path / "empty").mkdir()
     fails(pnn_command, "evaluate", tmp_path / "empty", says=("holds no checkpoint",))
+    (tmp_path / "empty" / "weights.bin").write_bytes(b"")
+    fails(pnn_command, "evaluate", tmp_path / "empty" / "weights.bin", says=("is a file: give the folder",))
     (tmp_path / "both" / "pnn" / "checkpoints").mkdir(parents=True)
     fails(pnn_command, "evaluate", tmp_path / "both", says=("did you mean", str(tmp_path / "both" / "pnn")))
     fails(pnn_command, "report", tmp_path / "empty", says=("config.yaml",))

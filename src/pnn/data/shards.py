@@ -169,7 +169,8 @@ def prepare_source(
 
 
 def _empty(source: corpora.Source, data: DataConfig) -> UserError:
-    return UserError(f'the corpus "{source.name}" is empty: no line passes the filter "{data.filter}"')
+    why = "it has no text" if data.filter == "none" else f'no line passes the filter "{data.filter}"'
+    return UserError(f'the corpus "{source.name}" is empty: {why}')
 
 
 def _text_recipe(data: DataConfig) -> dict[str, Any]:

@@ -254,7 +254,8 @@ class Known:
         if self.tuned is not None:
             found.append("Dev chose the epoch and the learning rate: on other examples expect a little less.")
             if len(self.tuned["seeds"]) < 3:
-                found.append(f"{len(self.tuned['seeds'])} seed(s): the spread between seeds is not known.")
+                known = "not known" if self.tuned["score_std"] is None else "hardly known"
+                found.append(f"{len(self.tuned['seeds'])} seed(s): the spread between seeds is {known}.")
             low, high = self.tuned["score_interval"]
             for which in ("majority", "bag_of_words"):
                 baseline = self.tuned["baselines"][which]["score"]
