@@ -141,3 +141,26 @@ def test_a_fine_tuned_models_card(checkpoints, tmp_path):
 )
 def test_what_a_pnn_does_follows_from_its_config(changes, says):
     assert of_refiners(PNNConfig(**changes)).startswith(f"A Plastic Neural Network: {says}")
+
+
+def test_a_pruned_and_grown_models_card_says_what_was_done(pnn_command, checkpoints, tmp_path):
+    pruned, grown = tmp_path / "pruned", tmp_path / "grown"
+    steps = (
+        ("prune", checkpoints["bert"], "--ratio", "0.5", "--by", "contribution", "--data", "synthetic", "--output", pruned),
+        ("grow", pruned, "--ratio", "0.3", "--by", "balanced", "--output", grown),
+    )
+    for step in steps:
+        code, _, err = pnn_command("plasticity", *step)
+        assert code == 0, err
+    code, _, err = pnn_command("export", grown, "--output", tmp_path / "exported")
+    assert code == 0, err
+    text = (tmp_path / "exported" / "README.md").read_text()
+    name = checkpoints["bert"].name
+    assert f"Made from `{name}`: 2 of 4 attention heads pruned, chosen by contribution on `synthetic`; then 1 " in text
+    assert f"On what `{name}` was trained, this checkpoint does not say." in text
+    assert "was not measured" in text
+    (grown / "plasticity.json").write_text('{"source": "x"}')
+    (grown / "checksums.json").unlink()
+    code, _, err = pnn_command("export", grown, "--output", tmp_path / "again")
+    assert (code, (tmp_path / "again").exists()) == (2, False)
+    assert "does not say what was done to the model" in err

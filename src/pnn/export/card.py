@@ -12,9 +12,11 @@ import yaml
 
 import pnn
 from pnn.config import RunConfig
+from pnn.export.changes import Changes
 from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
 from pnn.plasticity.heads import heads, original_counts
+from pnn.plasticity.models import HISTORY
 from pnn.runs import is_cycle, read_config, read_json
 
 WHAT = {
@@ -89,7 +91,11 @@ class Known:
         self.evaluation = self._read("evaluation.json")
         self.tuned = self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
         self.environment = self._read("environment.json")
-        self.cycle = Cycle(run, Path(exported.checkpoint)) if run is not None and is_cycle(run) else None
+        self.cycle: Cycle | Changes | None = None
+        if run is not None and is_cycle(run):
+            self.cycle = Cycle(run, Path(exported.checkpoint))
+        elif (Path(exported.checkpoint) / HISTORY).exists():
+            self.cycle = Changes(Path(exported.checkpoint))
 
     def _read(self, name: str) -> dict[str, Any] | None:
         run = self.exported.run

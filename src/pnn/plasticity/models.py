@@ -189,9 +189,12 @@ def as_plastic(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def save(model: PreTrainedModel, path: str | Path, tokenizer: Any = None) -> None:
+HISTORY = "plasticity.json"  # beside a model that came from `pnn plasticity prune` or `grow`: from which, and what was done
+
+
+def save(model: PreTrainedModel, path: str | Path, tokenizer: Any = None, history: dict[str, Any] | None = None) -> None:
     """Write a model to a new folder, with checksums, whole or not at all: reorganised or not, it loads with `load`, and in
-    transformers' Auto classes after `import pnn`. `tokenizer` goes into the same folder."""
+    transformers' Auto classes after `import pnn`. `tokenizer` goes into the same folder, and `history` as plasticity.json."""
     architecture_of(model)
     folder = Path(path)
     if folder.exists():
@@ -201,6 +204,8 @@ def save(model: PreTrainedModel, path: str | Path, tokenizer: Any = None) -> Non
             model.save_pretrained(partial)
             if tokenizer is not None:
                 tokenizer.save_pretrained(partial)
+            if history is not None:
+                write_json(partial / HISTORY, history)
             write_json(partial / "checksums.json", {p.name: sha256(p) for p in sorted(partial.iterdir())})
     except (OSError, SafetensorError) as error:
         raise UserError(f"could not write the model to {folder}: {error}") from error

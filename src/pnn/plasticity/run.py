@@ -21,10 +21,11 @@ from pnn.plasticity.cycle import CycleSettings, check, cycle
 from pnn.plasticity.growth import grow, propose
 from pnn.plasticity.heads import head_map, heads, original_counts
 from pnn.plasticity.journal import check_free
-from pnn.plasticity.models import save
+from pnn.plasticity.models import HISTORY, save
 from pnn.plasticity.scores import Scores, choose, score
 from pnn.plasticity.surgery import prune
 from pnn.plasticity.text import read_text
+from pnn.runs import read_json
 
 WITHOUT_TEXT = ("magnitude", "random", "balanced")
 SCORE_ROWS = CycleSettings.score_rows
@@ -109,8 +110,10 @@ def run_prune(
     scores = _scores(loaded, data, method, length, seed, progress)
     gone = choose(scores, ratio, per_layer=per_layer, floor=settings.floor)
     smaller = prune(loaded.model, gone, whole_layers=whole_layers)
-    save(smaller, output, loaded.tokenizer)
-    return _changed(loaded.model, smaller, "pruned", gone)
+    changed = _changed(loaded.model, smaller, "pruned", gone)
+    asked = {"by": method, "share": ratio, "data": None if method in WITHOUT_TEXT else data, "seed": seed}
+    save(smaller, output, loaded.tokenizer, _history(model, loaded, {**asked, **changed}))
+    return changed
 
 
 def run_grow(
@@ -136,8 +139,10 @@ def run_grow(
     batches = None if method in WITHOUT_TEXT else _batches(loaded, data, method, length, progress)
     new = propose(loaded.model, ratio, method, batches, beyond=beyond, seed=seed)
     larger = grow(loaded.model, new, init, seed=seed)
-    save(larger, output, loaded.tokenizer)
-    return _changed(loaded.model, larger, "grown", new)
+    changed = _changed(loaded.model, larger, "grown", new)
+    asked = {"by": method, "share": ratio, "init": init, "data": None if method in WITHOUT_TEXT else data, "seed": seed}
+    save(larger, output, loaded.tokenizer, _history(model, loaded, {**asked, **changed}))
+    return changed
 
 
 def _scores(loaded: Loaded[Any], data: str | None, method: str, length: int | None, seed: int, progress: Progress) -> Scores:
@@ -152,6 +157,13 @@ def _batches(
         raise UserError(f"--by {method} looks at what heads do with text: say which with --data")
     text = read_text(loaded.model, loaded.tokenizer, data, length=length, train_rows=SCORE_ROWS, progress=progress)
     return list(text.batches(text.train, BATCH_ROWS))
+
+
+def _history(model: str, loaded: Loaded[Any], change: dict[str, Any]) -> dict[str, Any]:
+    """What was done to a model, this last, and which one it was at first."""
+    before = Path(loaded.checkpoint) / HISTORY
+    held = read_json(before) if before.exists() else {"source": model, "changes": []}
+    return {**held, "changes": [*held["changes"], change]}
 
 
 def _changed(before: Any, after: Any, what: str, which: list[tuple[int, int]]) -> dict[str, Any]:
