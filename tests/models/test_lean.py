@@ -6,7 +6,6 @@ import pytest
 import torch
 import transformers as hf
 
-from pnn.models import lean
 from pnn.models.lean import leave_out_logits, padded_vocabulary, with_logits_again
 from pnn.objectives import IGNORE
 
@@ -86,14 +85,28 @@ def test_a_model_that_caps_its_logits_keeps_its_own_loss():
     assert torch.equal(out.loss, wanted)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_padded_head_gives_the_same_logits_and_more(bias):
-    head = torch.nn.Linear(16, 37, bias=bias)
-    x = torch.randn(5, 16)
-    wide = lean._padded(head)
-    assert wide.weight.shape == (128, 16)
-    torch.testing.assert_close(wide(x)[:, :37], head(x))
-    assert not wide(x)[:, 37:].any()
+PADDED = {
+    "gpt2": lambda: decoder(CONFIGS["gpt2"]),
+    "llama": lambda: decoder(CONFIGS["llama"]),
+    "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**SIZE)).eval(),
+    "bert, untied": lambda: hf.BertForMaskedLM(hf.BertConfig(**SIZE, tie_word_embeddings=False)).eval(),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_padded_head_gives_the_same_logits_and_more(monkeypatch, name):
+    model, rows = PADDED[name](), torch.randint(37, (2, 5))
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))  # its tensors stay where they are
+    plain, before, generator = model(rows).logits, dict(model.named_parameters()), torch.get_rng_state()
+    with padded_vocabulary(model):
+        padded = model(rows).logits
+    assert padded.shape == (2, 5, 128)
+    torch.testing.assert_close(padded[..., :37], plain)
+    assert not padded[..., 37:].any()
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
+    assert torch.equal(torch.get_rng_state(), generator)  # nothing is drawn, so nothing is filled with random numbers
 
 
 def test_padding_is_for_gpus_and_leaves_a_model_as_it_was():

@@ -9,7 +9,6 @@ the matrix rows that matrix units like.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -51,21 +50,20 @@ def padded_vocabulary(model: PreTrainedModel) -> Iterator[None]:
     if type(head) is not nn.Linear or model.device.type != "cuda" or len(head.weight) % 8 == 0:
         yield
         return
-    model.set_output_embeddings(_padded(head))
+    # the head's own matrix is exchanged, not the head: `set_output_embeddings` ties what a model may hold apart (BERT's biases)
+    weight, bias = head.weight, head.bias
+    head.weight, head.bias = _padded(weight), None if bias is None else _padded(bias)
     try:
         yield
     finally:
-        model.set_output_embeddings(head)
+        head.weight, head.bias = weight, bias
 
 
 @torch.no_grad()
-def _padded(head: nn.Linear) -> nn.Linear:
-    words, width = head.weight.shape
-    wide = nn.Linear(width, math.ceil(words / 128) * 128, bias=head.bias is not None).to(head.weight)
-    wide.weight[:words], wide.weight[words:] = head.weight, 0
-    if head.bias is not None:
-        wide.bias[:words], wide.bias[words:] = head.bias, 0
-    return wide
+def _padded(rows: Tensor) -> nn.Parameter:
+    """Made where the matrix is: a new Linear would first be filled with random numbers on the host."""
+    more = rows.new_zeros(-len(rows) % 128, *rows.shape[1:])
+    return nn.Parameter(torch.cat((rows, more)), requires_grad=False)
 
 
 @torch.no_grad()
