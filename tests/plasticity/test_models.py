@@ -117,6 +117,35 @@ def test_what_a_caller_asks_of_transformers_is_heard(built, tmp_path):
     assert heads(fresh) == heads(eager)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_labels": 3},
+        {"num_labels": 1, "problem_type": "regression", "pad_token_id": 0},
+        {"id2label": {0: "no", 1: "yes", 2: "both"}, "label2id": {"no": 0, "yes": 1, "both": 2}},
+        {"resid_pdrop": 0.5, "output_hidden_states": True},
+    ],
+)
+def test_what_is_said_of_a_new_head_is_heard(built, tmp_path, asked):
+    """As transformers does it with the original."""
+    models = {"whole": built("gpt2"), "smaller": prune(built("gpt2"), [(0, 1)])}
+    found = {}
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+        found[name] = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / name, **asked)
+        found[f"{name}, by its config"] = hf.AutoModelForSequenceClassification.from_pretrained(
+            tmp_path / name, config=hf.AutoConfig.from_pretrained(tmp_path / name, **asked)
+        )
+    wanted = found["whole"].config
+    for model in found.values():
+        assert model.score.weight.shape == (wanted.num_labels, 32)
+        assert all(getattr(model.config, key) == getattr(wanted, key) for key in asked)
+    found["smaller"].save_pretrained(tmp_path / "again")
+    again = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "again")
+    assert again.config.id2label == wanted.id2label
+    assert head_map(again) == head_map(models["smaller"])
+
+
 def test_with_a_tokenizer_it_is_a_folder_that_commands_take(tmp_path):
     tokenizer = of_synthetic_language(32)
     model = hf.GPT2LMHeadModel(
@@ -191,6 +220,16 @@ def test_a_config_that_does_not_fit(built, tmp_path, change, message):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(UserError, match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_config_with_a_wrong_value(built, tmp_path, pruned):
+    (prune(built("gpt2"), [(0, 1)]) if pruned else built("gpt2")).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (config["original"] if pruned else config)["n_embd"] = "wide"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"cannot load a model .*n_embd"):
         load(tmp_path)
 
 

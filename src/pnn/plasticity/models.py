@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -28,6 +29,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pnn.errors import UserError, first_line
 from pnn.files import new_folder, sha256, write_json
@@ -35,6 +37,9 @@ from pnn.models.sections import load_model
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import rearrange
 from pnn.runs import verify_checkpoint
+
+OF_ANY_CONFIG = ("dtype", "torch_dtype", "name_or_path")  # what `from_pretrained` says to a config of any kind
+_LOADING = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
 
 
 class PlasticConfig(PreTrainedConfig):
@@ -61,6 +66,17 @@ class PlasticConfig(PreTrainedConfig):
         new_map = original.pop("head_map")
         original["architectures"] = [original_class]
         return cls(original, original_class, new_map, dtype=original.get("dtype"))
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """What a caller of `from_pretrained` sets (num_labels, pad_token_id, …) is meant for the original."""
+        original = dict(config_dict.get("original") or {})
+        if original.get("model_type") in CONFIG_MAPPING:
+            known = AutoConfig.for_model(**original)
+            meant = {key: kwargs.pop(key) for key in list(kwargs) if hasattr(known, key) and key not in OF_ANY_CONFIG}
+            if meant:
+                config_dict = config_dict | {"original": type(known).from_dict(original, **meant).to_diff_dict()}
+        return super().from_dict(config_dict, **kwargs)
 
     def original_config(self) -> PreTrainedConfig:
         """The original's config, with the head map and with what a caller of `from_pretrained` has set."""
@@ -219,7 +235,7 @@ def load(path: str | Path) -> PreTrainedModel:
         verify_checkpoint(folder)
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except _LOADING as error:
         raise UserError(f"{path}: cannot load a model ({first_line(error)})") from error
     entry = next((one for one in ENTRIES if one.__name__ in (config.architectures or [])), None)
     model = load_model(path) if entry in (None, PlasticForCausalLM, PlasticForMaskedLM) else _load_other(path, entry)
@@ -230,5 +246,5 @@ def load(path: str | Path) -> PreTrainedModel:
 def _load_other(path: str | Path, entry: Any) -> PreTrainedModel:
     try:
         return entry.auto.from_pretrained(str(path), use_safetensors=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except _LOADING as error:
         raise UserError(f"{path}: cannot load a model ({first_line(error)})") from error
