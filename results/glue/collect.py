@@ -32,7 +32,8 @@ def copy_in(runs: Path) -> None:
                 target = MEASURED / path.relative_to(runs)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 text = path.read_text(encoding="utf-8")
-                write_text(target, text.replace(data, "DATA").replace(str(runs), "RUNS"))
+                # with the slash: a folder called data must not rename the keys that are called so
+                write_text(target, text.replace(f"{data}/", "DATA/").replace(f"{runs}/", "RUNS/"))
 
 
 def results() -> dict[str, dict[str, Any]]:

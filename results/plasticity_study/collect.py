@@ -6,6 +6,7 @@ python results/plasticity_study/collect.py [RUNS]      # RUNS: copies in what is
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -13,15 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pnn.figures.plasticity import CYCLE_FIGURES
 from pnn.figures.plasticity_study import STUDY_FIGURES
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
+from pnn.plasticity.findings import perplexity_of, rise_of
 from pnn.plasticity.study import collect
 from pnn.runs import read_config, read_json, read_metrics
-from pnn.stats import student
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
@@ -210,17 +209,16 @@ def cycles() -> str:
 def longer() -> str:
     """Perplexity after ten times the updates; differences to growing nothing, paired by seed."""
 
-    def losses(kind: str) -> np.ndarray:
-        found = (read_json(path / "summary.json") for path in sorted(MEASURED.glob(f"longer_{kind}_*")))
-        return np.log([one["final"]["perplexity"] for one in found])
+    def losses(kind: str) -> dict[str, float]:
+        paths = MEASURED.glob(f"longer_{kind}_*")
+        return {path.name: math.log(read_json(path / "summary.json")["final"]["perplexity"]) for path in paths}
 
-    nothing = losses("none")
-    lines = ["| grown | perplexity | against growing nothing, per cent |", "|---|---|---|"]
-    for kind, label in LONGER.items():
-        values = losses(kind)
-        mean, low, high = (100 * np.expm1(one) for one in student(values - nothing))
-        against = "" if kind == "none" else f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
-        lines.append(f"| {label} | {np.exp(values.mean()):.3f} | {against} |")
+    found = {kind: {name.rsplit("_", 1)[1]: loss for name, loss in losses(kind).items()} for kind in LONGER}
+    seeds = sorted(set.intersection(*map(set, found.values())))  # a cycle that is missing takes its seed with it
+    lines = [f"| grown ({len(seeds)} seeds) | perplexity | against growing nothing, per cent |", "|---|---|---|"]
+    for kind, label in LONGER.items() if seeds else ():
+        against = "" if kind == "none" else between(rise_of([found[kind][one] - found["none"][one] for one in seeds]))
+        lines.append(f"| {label} | {perplexity_of([found[kind][one] for one in seeds])['value']:.3f} | {against} |")
     return "\n".join(lines)
 
 

@@ -4,13 +4,13 @@
 # stories15M/ and SmolLM2-135M-Instruct.Q4_1.gguf. A step that is done is left alone; one that was stopped goes on.
 # JOBS: processes that share the GPU in a study. DEFAULT steps: all, in this order.
 set -euo pipefail
-data=$1 runs=$2
+mkdir -p "$2"
+data=$(cd "$1" && pwd) runs=$(cd "$2" && pwd) # some steps work from another folder
 shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 jobs=${JOBS:-8}
 pnn="python3 -m pnn"
 text=$data/wikipedia/study.txt.xz
-mkdir -p "$runs"
 
 pretrain() { # CONFIG [SETTING…]
   name=$1
@@ -37,6 +37,7 @@ cycle() { # NAME MODEL [OPTION…]
 
 longer() { # ten times the study's updates, on ten times the text: does growth begin to matter? Twelve small cycles side by side
   [ -e "$runs/more_stories.txt" ] || python3 "$here/stories.py" "$data/stories15M" "$runs/more_stories.txt" 20480
+  started=()
   for seed in 0 1 2; do
     for arm in "control --prune 0 --grow 0" "none --grow 0" "gradient --grow-by gradient" "random --grow-by random"; do
       set -- $arm
@@ -44,9 +45,12 @@ longer() { # ten times the study's updates, on ten times the text: does growth b
       shift
       [ -e "$runs/$name/summary.json" ] || (cd "$runs" && $pnn plasticity cycle "$data/stories15M" --data "$runs/more_stories.txt" --output "$runs/$name" --resume \
         --length 256 --batch-rows 16 --learn-steps 1000 --evaluate-every 100 --validation-rows 128 --seed "$seed" "$@" > "$runs/$name.log" 2>&1) &
+      started+=($!)
     done
   done
-  wait
+  failed=0
+  for one in "${started[@]}"; do wait "$one" || failed=$((failed + 1)); done # wait without a name forgets what failed
+  [ $failed = 0 ] || { echo "$failed of the cycles failed: see $runs/longer_*.log" >&2 && return 1; }
 }
 
 for step in ${*:-convert stories study_llama distil study_distil small study_small longer opt cycle_smollm2 cycle_opt speeds heads}; do

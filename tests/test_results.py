@@ -1,0 +1,51 @@
+"""The scripts beside measured results: what they do with runs that are not all there, and with folders of any name."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "results"
+
+
+def script(path):
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), ROOT / f"{path}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (0, 2), (2,)])
+def test_longer_cycles_are_paired_by_seed(tmp_path, monkeypatch, seeds):
+    """Seeds differ far more than kinds do: a wrong pairing shows at once."""
+    collect = script("plasticity_study/collect")
+    monkeypatch.setattr(collect, "MEASURED", tmp_path)
+    for kind in collect.LONGER:
+        for seed in seeds if kind == "random" else (0, 1, 2):
+            perplexity = 10 ** (seed + 1) * (1.02 if kind == "random" else 1)
+            write(tmp_path / f"longer_{kind}_{seed}" / "summary.json", {"final": {"perplexity": perplexity}})
+    table = collect.longer()
+    assert "nan" not in table
+    assert f"({len(seeds)} seeds)" in table
+    assert table.splitlines()[-1].endswith("| +2.0 |" if len(seeds) == 1 else "| +2.0 (+2.0 to +2.0) |")
+
+
+@pytest.mark.parametrize("data", ["data", "/text/data"])
+def test_glue_results_keep_their_keys(tmp_path, monkeypatch, data):
+    collect = script("glue/collect")
+    runs = tmp_path / "runs"
+    monkeypatch.setattr(collect, "MEASURED", tmp_path / "measured")
+    write(runs / "pnn" / "evaluation.json", {"accuracy": 0.5})
+    config = (ROOT / "glue" / "configs" / "pnn.yaml").read_text().replace("DATA/", f"{data}/")
+    (runs / "pnn" / "config.yaml").write_text(config)
+    result = {"data": {"source": f"{data}/glue", "examples": {"train": 24}}}
+    write(runs / "pnn-glue" / "cola" / "result.json", result)
+    collect.copy_in(runs)
+    assert collect.results()["cola"]["pnn"] == {"data": {"source": "DATA/glue", "examples": {"train": 24}}}
+    assert "tokenizer: DATA/vocab.txt" in (tmp_path / "measured" / "pnn" / "config.yaml").read_text()
