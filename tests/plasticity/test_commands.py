@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import transformers as hf
 from small_cycles import language
 
+from pnn.errors import UserError
 from pnn.evaluation.reading import load_any
-from pnn.plasticity import heads, load
+from pnn.plasticity import Text, cycle, heads, load, prune
 
 
 @pytest.fixture
@@ -39,6 +41,29 @@ def test_the_command_makes_a_run_with_figures(pnn_command, saved):
     assert code == 0, err
     code, out, err = pnn_command("evaluate", "runs/new", "--data", "text.txt")
     assert code == 0, err
+
+
+def test_a_cycle_that_adds_heads_says_more(pnn_command, saved):
+    options = ("--data", "text.txt", "--prune", 0, "--grow", 0.25, "--beyond", 1, *QUICK)
+    code, out, err = pnn_command("plasticity", "cycle", "model", "--output", "runs/new", *options)
+    assert code == 0, err
+    assert "25.0 % more heads" in out
+    assert "-" not in next(line for line in out.splitlines() if "more heads" in line)
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_classifier_is_named(pnn_command, saved, model_of, tokenizer, pruned):
+    """What fine-tuning leaves: its layers would load as a language model's, its head would be missing."""
+    size = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    model = hf.BertForSequenceClassification(hf.BertConfig(**size))
+    (prune(model, [(0, 1)]) if pruned else model).save_pretrained("classifier")
+    tokenizer.save_pretrained("classifier")
+    code, _, err = pnn_command("plasticity", "score", "classifier", "--by", "magnitude")
+    assert code == 2
+    assert "ForSequenceClassification" in err
+    with pytest.raises(UserError, match="give a language model"):
+        cycle(model, Text(torch.ones(4, 8).long(), torch.ones(4, 8).long()), "runs/none")
+    assert not Path("runs/none").exists()
 
 
 def test_score_prune_and_grow(pnn_command, saved):

@@ -238,8 +238,8 @@ def print_cycle(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
             f"{record['perplexity']:,.3f}",
         )
     show(table)
-    lost = (f"{percent(summary[f'fewer_{what}'])} % fewer {what.replace('_', ' ')}" for what in CYCLE_SHARES)
-    print(", ".join(lost))
+    shares = {what.replace("_", " "): summary[f"fewer_{what}"] for what in CYCLE_SHARES}
+    print(", ".join(f"{percent(abs(share))} % {'fewer' if share >= 0 else 'more'} {what}" for what, share in shares.items()))
     for row in summary["speed"]:
         speed = row["tokens_per_second"]
         print(

@@ -38,6 +38,7 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 }
 
 
+CLASSIFIERS = ("ForSequenceClassification", "ForMultipleChoice")  # what fine-tuning leaves
 TRANSFORMERS = "transformers"  # the type whose architectures are not ours
 PLAIN = (bool, int, float, str, type(None))  # what a YAML file can say
 
@@ -117,6 +118,9 @@ def load_model(name: str | Path) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(str(name), trust_remote_code=False)
         causal = any(architecture.endswith(("ForCausalLM", "LMHeadModel")) for architecture in config.architectures or [])
         kind = "causal " if causal else "masked "
+        other = next((one for one in config.architectures or [] if one.endswith(CLASSIFIERS)), None)
+        if other is not None:  # its layers would load, and only the missing head be told of
+            raise ValueError(f"its config.json names a {other}")
         model, info = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_pretrained(
             str(name), use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )

@@ -142,8 +142,10 @@ class _Cycle:
         quiet: bool,
     ):
         architecture_of(model)
-        if model.base_model is model:
-            raise UserError("a model without a head computes no loss and cannot learn: give a language model")
+        if model.get_output_embeddings() is None:  # no head, or a classifier's
+            raise UserError(
+                f"a {type(model).__name__} predicts no tokens, and a cycle is measured by that: give a language model"
+            )
         # 16-bit weights would swallow small updates
         self.original = copy.deepcopy(model).float().eval()
         self.model = self.original
