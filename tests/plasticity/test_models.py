@@ -146,6 +146,13 @@ def test_what_is_said_of_a_new_head_is_heard(built, tmp_path, asked):
     assert head_map(again) == head_map(models["smaller"])
 
 
+def test_attention_weights_are_given_to_who_asks_for_them(built, tmp_path):
+    prune(built("gpt2"), [(0, 1)]).save_pretrained(tmp_path)
+    assert hf.AutoConfig.from_pretrained(tmp_path, num_labels=3).num_labels == 3
+    model = hf.AutoModelForCausalLM.from_pretrained(tmp_path, output_attentions=True)  # which needs the eager form
+    assert [weights.shape[1] for weights in model(torch.ones(1, 3).long()).attentions] == [3, 4, 4]
+
+
 def test_with_a_tokenizer_it_is_a_folder_that_commands_take(tmp_path):
     tokenizer = of_synthetic_language(32)
     model = hf.GPT2LMHeadModel(

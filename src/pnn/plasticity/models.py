@@ -73,9 +73,11 @@ class PlasticConfig(PreTrainedConfig):
         original = dict(config_dict.get("original") or {})
         if original.get("model_type") in CONFIG_MAPPING:
             known = AutoConfig.for_model(**original)
-            meant = {key: kwargs.pop(key) for key in list(kwargs) if hasattr(known, key) and key not in OF_ANY_CONFIG}
+            meant = {key: value for key, value in kwargs.items() if hasattr(known, key) and key not in OF_ANY_CONFIG}
             if meant:
                 config_dict = config_dict | {"original": type(known).from_dict(original, **meant).to_diff_dict()}
+                common = PreTrainedConfig()  # what every config has stays said to this one too, which tells of it
+                kwargs = {key: value for key, value in kwargs.items() if key not in meant or hasattr(common, key)}
         return super().from_dict(config_dict, **kwargs)
 
     def original_config(self) -> PreTrainedConfig:
