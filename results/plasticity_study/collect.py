@@ -157,9 +157,10 @@ def tables(result: dict[str, Any]) -> str:
     )
     if all_timed(result):
         shape = result["speed"][models[0]]["rows"][-1]
+        device = result["speed"][models[0]]["device"]
         timed = [arm for arm in shape["tokens_per_second"] if arm != first["control"]["arm"]]
         add(
-            f"**Speed** of reading {shape['batch']} × {shape['length']} tokens, as for a prompt, times the whole model's.",
+            f"**Speed** of reading {shape['batch']} × {shape['length']} tokens ({device}), times the whole model's.",
             "arm",
             [(arm, [f"{speed_of(result, model, arm):.2f}" for model in models]) for arm in timed],
         )

@@ -172,7 +172,7 @@ def test_a_name_that_is_not_there_offline_is_named(monkeypatch):
     assert error_of("nobody/no-such-tokenizer").startswith('cannot load the tokenizer "nobody/no-such-tokenizer": ')
 
 
-@pytest.mark.parametrize("kind", ["GPT2", "OPT", "Bert", "GPTNeoX"])
+@pytest.mark.parametrize("kind", ["GPT2", "OPT", "Bert", "GPTNeoX", "Llama"])
 def test_a_model_without_a_tokenizer_gets_no_empty_one(kind, tmp_path):
     getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
     assert error_of(tmp_path).startswith(f'there is no tokenizer in "{tmp_path}" (tokenizer.json')

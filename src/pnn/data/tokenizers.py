@@ -108,6 +108,9 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
         path = path / "vocab.txt"
     if not path.exists() and (path.suffix in (".txt", ".json") or name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UserError(f'no tokenizer file or folder "{name}"')
+    nothing = UserError(f'there is no tokenizer in "{name}" (tokenizer.json, vocab.txt …): put that of the model there')
+    if path.is_dir() and not any(found for kind in ("*token*", "*vocab*", "*.model") for found in path.glob(kind)):
+        raise nothing
     try:
         if path.suffix == ".txt":
             return from_vocabulary(path, max_length)
@@ -120,7 +123,7 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
     except Exception as error:  # the loaders raise many kinds: no such name, no network, a broken file
         raise UserError(f'cannot load the tokenizer "{name}": {first_line(error)}') from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes where there are no files
-        raise UserError(f'there is no tokenizer in "{name}" (tokenizer.json, vocab.txt …): put that of the model there')
+        raise nothing
     if not tokenizer.is_fast:
         raise UserError(f'the tokenizer "{name}" has no fast (Rust) version, which preparing text needs')
     tokenizer.model_max_length = max_length

@@ -72,12 +72,13 @@ class TransformersArchitecture(Architecture):
         else:
             core.__dict__.pop("forward", None)
 
+    @abstractmethod
     def set_attributes(self, core: Any, count: int) -> None:
-        raise NotImplementedError
+        """Set what holds the number of heads, if anything does."""
 
+    @abstractmethod
     def without_heads(self, core: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """What is left of a layer's attention when no head is: the bias of W_o."""
-        raise NotImplementedError
 
     @contextmanager
     def watching(self, model: PreTrainedModel, see: See) -> Iterator[None]:

@@ -321,4 +321,8 @@ def shape_speeds(folder: Path, name: str, model: PreTrainedModel, length: int) -
     for arm in timed_arms():
         head_map = read_json(folder / "arms" / f"{name}-0-{arm.name}.json")["head_map"]
         shapes[arm.name] = model if arm == CONTROL else reorganised(model, head_map)
-    return {"device": str(model.device), "rows": speeds(shapes, length, largest_only=True)}
+    on_gpu = model.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(model.device) if on_gpu else "CPU",
+        "rows": speeds(shapes, length, largest_only=True),
+    }
