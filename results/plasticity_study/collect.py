@@ -92,8 +92,7 @@ def between(found: dict[str, Any], scale: float = 100, digits: int = 1) -> str:
     return value if low is None else f"{value} ({scale * low:+.{digits}f} to {scale * high:+.{digits}f})"
 
 
-def tables(result: dict[str, Any]) -> str:
-    """The verdicts, then a table for each question, all from study.json."""
+def verdicts(result: dict[str, Any]) -> str:
     findings, models = result["findings"], list(result["models"])
     lines = ["| the source says | verdict | " + " | ".join(models) + " |", "|---" * (2 + len(models)) + "|"]
     for name, found in findings.items():
@@ -103,6 +102,12 @@ def tables(result: dict[str, Any]) -> str:
             shares = (by_model[model]["share_that_can_go"] for model in models)
             cells = [f"{100 * share['value']:.0f} % can go" for share in shares]
         lines.append(f"| {name}: {found['claim']} | **{found['verdict']}** | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def tables(result: dict[str, Any]) -> str:
+    """One for each question."""
+    models, lines = list(result["models"]), []
 
     def add(title: str, first: str, rows: list[tuple[str, list[str]]]) -> None:
         lines.extend(["", title, "", f"| {first} | " + " | ".join(models) + " |", "|---" * (1 + len(models)) + "|"])
@@ -223,7 +228,7 @@ def longer() -> str:
     return "\n".join(lines)
 
 
-def studies(names: list[str]) -> str:
+def studies(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = collect(*(unpacked(name, Path(folder)) for name in names))
     settings = result["settings"]
@@ -244,7 +249,8 @@ def studies(names: list[str]) -> str:
         if name == "pareto" and not all_timed(result):
             continue
         save(png(draw(result)), HERE / "figures" / f"{name}.png")
-    return tables(result)
+    write_between(HERE / "README.md", "verdicts", verdicts(result))
+    write_between(HERE / "README.md", "tables", tables(result))
 
 
 def main() -> None:
@@ -252,7 +258,7 @@ def main() -> None:
         copy_in(Path(sys.argv[1]))
     there = [name for name in STUDIES if (MEASURED / name).exists()]
     if there:
-        write_between(HERE / "README.md", "tables", studies(there))
+        studies(there)
     write_between(HERE / "README.md", "cycles", cycles())
     if any(MEASURED.glob("longer_*")):
         write_between(HERE / "README.md", "longer", longer())
