@@ -194,12 +194,10 @@ def test_models_with_heads_removed(pnn_command, tiny_encoders, tiny_tokenizer, t
     smaller, run = tmp_path / "smaller", tmp_path / "run"
     assert pnn_command("plasticity", "prune", encoder, "--by", "magnitude", "--ratio", "0.5", "--output", smaller)[0] == 0
     found = {}
-    for folder, benchmark, task in ((run, "glue", "cola"), (run, "superglue", "copa")):
-        code, _, err = pnn_command(
-            "finetune", smaller, "--task", task, "--data", task_files / benchmark, "--output", folder, *QUICK
-        )
+    for task in ("cola", "copa"):
+        code, _, err = pnn_command("finetune", smaller, "--task", task, "--data", task_files, "--output", run, *QUICK)
         assert code == 0, err
-        found[task] = read(folder / task / "result.json")
+        found[task] = read(run / task / "result.json")
     whole = tmp_path / "whole"
     assert pnn_command("finetune", encoder, "--task", "cola", "--data", task_files, "--output", whole, *QUICK)[0] == 0
     assert found["cola"]["model"]["parameters"] < read(whole / "cola" / "result.json")["model"]["parameters"]
@@ -212,7 +210,7 @@ def test_models_with_heads_removed(pnn_command, tiny_encoders, tiny_tokenizer, t
     assert head_map(AutoModelForMultipleChoice.from_pretrained(run / "copa" / "checkpoints" / "best")) == head_map(before)
     # the weights it began with are the pruned model's: at a rate of almost nothing they stay
     code, _, err = pnn_command(
-        "finetune", smaller, "--task", "rte", "--data", task_files / "glue", "--output", tmp_path / "still",
+        "finetune", smaller, "--task", "rte", "--data", task_files, "--output", tmp_path / "still",
         "--epochs", 1, "--learning-rates", "1e-12",
     )  # fmt: skip
     assert code == 0, err

@@ -12,7 +12,7 @@ from small_cycles import LENGTH, language
 from pnn.bench.flops import inference_flops
 from pnn.data.masking import SpecialTokens
 from pnn.plasticity import Text, prune
-from pnn.plasticity.measure import flops_per_token, held_out_loss, missing_capacity, size
+from pnn.plasticity.measure import flops_per_token, held_out_loss, missing_capacity, size, speeds
 from pnn.plasticity.text import read_text
 
 
@@ -47,6 +47,19 @@ def test_flops_are_those_of_the_bench_and_fall_with_heads(model_of):
     per_head = 2 * 4 * 32 * 8 + 4 * (LENGTH / 2) * 8
     assert flops_per_token(model, LENGTH) - flops_per_token(smaller, LENGTH) == 2 * per_head
     assert size(model, LENGTH)["attention_parameters"] - size(smaller, LENGTH)["attention_parameters"] == 2 * 4 * 32 * 8
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "ddl", "bert"])
+def test_speed_is_that_of_reading(model_of, kind, monkeypatch):
+    """A decoder's logits are made for the last token of a row alone; an encoder has no such choice."""
+    monkeypatch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
+    model, seen = model_of(kind), set()
+    hook = model.register_forward_hook(lambda module, inputs, out: seen.add(out.logits.shape[:2]))
+    rows = speeds({"whole": model, "again": model}, 8, largest_only=True)
+    hook.remove()
+    assert [(row["batch"], row["length"]) for row in rows] == [(8, 2), (8, 8)]
+    assert all(rate > 0 for row in rows for rate in row["tokens_per_second"].values())
+    assert seen == ({(8, 2), (8, 8)} if kind == "bert" else {(8, 1)})
 
 
 def test_capacity_is_missing_only_where_heads_went(model_of, text):

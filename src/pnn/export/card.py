@@ -91,11 +91,11 @@ class Known:
         self.evaluation = self._read("evaluation.json")
         self.tuned = self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
         self.environment = self._read("environment.json")
-        self.cycle: Cycle | Changes | None = None
+        self.plasticity: Cycle | Changes | None = None
         if run is not None and is_cycle(run):
-            self.cycle = Cycle(run, Path(exported.checkpoint))
+            self.plasticity = Cycle(run, Path(exported.checkpoint))
         elif (Path(exported.checkpoint) / HISTORY).exists():
-            self.cycle = Changes(Path(exported.checkpoint))
+            self.plasticity = Changes(Path(exported.checkpoint))
 
     def _read(self, name: str) -> dict[str, Any] | None:
         run = self.exported.run
@@ -119,7 +119,7 @@ class Known:
             text = f"A {type(self.exported.model).__name__}."
         if self.tuned is not None:
             text += f" Fine-tuned on {self.tuned['task']} ({self.tuned['benchmark']})."
-        return text if self.cycle is None else f"{text} {self.cycle.what()}"
+        return text if self.plasticity is None else f"{text} {self.plasticity.what()}"
 
     def use(self, remote_code: bool, onnx_steps: int | None) -> str:
         auto = self.exported.auto
@@ -173,8 +173,8 @@ class Known:
             if self.evaluation is not None and "source" in self.evaluation:
                 text += f" Measured on held-out text of `{self.evaluation['source']}`."
             return text
-        if self.cycle is not None:
-            return self.cycle.data()
+        if self.plasticity is not None:
+            return self.plasticity.data()
         return "Not known: this checkpoint came without the folder of its run."
 
     def training(self) -> str:
@@ -195,8 +195,8 @@ class Known:
                 f"{training.learning_rate:g} after {training.warmup_steps:,} updates of warm-up, weight decay "
                 f"{training.weight_decay:g}, seed {training.seed}."
             )
-        elif self.cycle is not None:
-            parts.append(self.cycle.training())
+        elif self.plasticity is not None:
+            parts.append(self.plasticity.training())
         else:
             return "Not known."
         if self.environment is not None:
@@ -212,8 +212,8 @@ class Known:
     def results(self) -> str:
         if self.tuned is not None:
             return self._tuned_results()
-        if self.cycle is not None:
-            return self.cycle.results(causal=self.exported.auto == "AutoModelForCausalLM")
+        if self.plasticity is not None:
+            return self.plasticity.results(causal=self.exported.auto == "AutoModelForCausalLM")
         if self.evaluation is None:
             return "Not measured by this run."
         sets = {"validation": self.evaluation} if "accuracy" in self.evaluation else {}
@@ -271,8 +271,8 @@ class Known:
             unknown = self.tuned["data"]["unknown_tokens"]
             if unknown > 0:
                 found.append(f"{percent(unknown)} of the training set's tokens are not in its vocabulary.")
-        elif self.cycle is not None:
-            found += self.cycle.limits()
+        elif self.plasticity is not None:
+            found += self.plasticity.limits()
         elif self.evaluation is not None:
             found.append("One seed: intervals speak of the text that was measured, not of the spread between seeds.")
         else:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -23,6 +21,7 @@ from pnn import runs
 from pnn.data.tokenizers import load_tokenizer
 from pnn.errors import UserError, first_line
 from pnn.evaluation.reading import longest_input
+from pnn.models.sections import LOADING_ERRORS
 
 HEADS: dict[str, Any] = {
     "ForMaskedLM": AutoModelForMaskedLM,
@@ -57,7 +56,7 @@ def open_for_export(run: str) -> Exported:
         model, info = auto.from_pretrained(
             str(checkpoint), use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+    except LOADING_ERRORS as error:
         raise UserError(f"{checkpoint}: cannot load the model ({first_line(error)})") from error
     lost = sorted(info.get("missing_keys") or ())
     if lost:

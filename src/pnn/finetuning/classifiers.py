@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForMultipleChoice,
@@ -26,10 +24,10 @@ from pnn.evaluation.reading import LONGEST
 from pnn.finetuning.tasks import Task
 from pnn.models.bert import BertBaselineConfig
 from pnn.models.pnn import PNNConfig
+from pnn.models.sections import LOADING_ERRORS
 from pnn.plasticity.models import PlasticConfig
 
 LONGEST_INPUT = 512  # what GLUE's texts are cut to where a model takes more; RoBERTa's 514 positions are 512 tokens too
-_LOADING = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
 
 
 def find(model: str) -> Path | str:
@@ -44,7 +42,7 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
     """`steps`: refinement steps to fine-tune with, of a PNN."""
     try:
         config = AutoConfig.from_pretrained(str(checkpoint), trust_remote_code=False)
-    except _LOADING as error:
+    except LOADING_ERRORS as error:
         raise UserError(f"{checkpoint}: cannot read its config.json ({first_line(error)})") from error
     if isinstance(config, PlasticConfig):
         config = config.original_config()
@@ -114,7 +112,7 @@ def load_classifier(
                 output_loading_info=True,
                 dtype=torch.float32,
             )
-    except _LOADING as error:
+    except LOADING_ERRORS as error:
         what = "multiple choice" if task.choices else "sequence classification"
         raise UserError(f"{checkpoint}: cannot load it for {what} ({first_line(error)})") from error
     finally:

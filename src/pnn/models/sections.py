@@ -38,6 +38,8 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 }
 
 
+# What from_pretrained raises over files that are not there, damaged, or of something else
+LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
 CLASSIFIERS = ("ForSequenceClassification", "ForMultipleChoice")  # what fine-tuning leaves
 TRANSFORMERS = "transformers"  # the type whose architectures are not ours
 PLAIN = (bool, int, float, str, type(None))  # what a YAML file can say
@@ -124,7 +126,7 @@ def load_model(name: str | Path) -> PreTrainedModel:
         model, info = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_pretrained(
             str(name), use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+    except LOADING_ERRORS as error:
         raise UserError(f"{name}: cannot load a {kind}language model ({first_line(error)})") from error
     wrong = {what: sorted(info[what]) for what in ("missing_keys", "mismatched_keys") if info.get(what)}
     if wrong:

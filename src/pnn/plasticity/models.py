@@ -17,7 +17,6 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -33,13 +32,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pnn.errors import UserError, first_line
 from pnn.files import new_folder, sha256, write_json
-from pnn.models.sections import load_model
+from pnn.models.sections import LOADING_ERRORS, load_model
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import rearrange
 from pnn.runs import verify_checkpoint
 
 OF_ANY_CONFIG = ("dtype", "torch_dtype", "name_or_path")  # what `from_pretrained` says to a config of any kind
-_LOADING = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
 
 
 class PlasticConfig(PreTrainedConfig):
@@ -237,7 +235,7 @@ def load(path: str | Path) -> PreTrainedModel:
         verify_checkpoint(folder)
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
-    except _LOADING as error:
+    except LOADING_ERRORS as error:
         raise UserError(f"{path}: cannot load a model ({first_line(error)})") from error
     entry = next((one for one in ENTRIES if one.__name__ in (config.architectures or [])), None)
     model = load_model(path) if entry in (None, PlasticForCausalLM, PlasticForMaskedLM) else _load_other(path, entry)
@@ -248,5 +246,5 @@ def load(path: str | Path) -> PreTrainedModel:
 def _load_other(path: str | Path, entry: Any) -> PreTrainedModel:
     try:
         return entry.auto.from_pretrained(str(path), use_safetensors=True, trust_remote_code=False)
-    except _LOADING as error:
+    except LOADING_ERRORS as error:
         raise UserError(f"{path}: cannot load a model ({first_line(error)})") from error

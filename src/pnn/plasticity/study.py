@@ -321,8 +321,5 @@ def shape_speeds(folder: Path, name: str, model: PreTrainedModel, length: int) -
     for arm in timed_arms():
         head_map = read_json(folder / "arms" / f"{name}-0-{arm.name}.json")["head_map"]
         shapes[arm.name] = model if arm == CONTROL else reorganised(model, head_map)
-    on_gpu = model.device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(model.device) if on_gpu else "CPU",
-        "rows": speeds(shapes, length, largest_only=True),
-    }
+    device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "CPU"
+    return {"device": device, "rows": speeds(shapes, length, largest_only=True)}

@@ -144,7 +144,7 @@ def read_text(
         chosen = np.sort(np.random.default_rng(0).choice(chosen, max(2, train_rows), replace=False))
     train = rows_of(tokens, chosen)
     special, padding = (None, None) if causal else (special_tokens(tokenizer), tokenizer.pad_token_id)
-    return Text(train, held_out, special, data, padding, validation or f"the last tenth of {data}")
+    return Text(train, held_out, special, data, padding, validation or f"the end of {data}")
 
 
 def _tokens(name: str, config: DataConfig, tokenizer: PreTrainedTokenizerFast, split: str, progress: Progress) -> TokenSet:
