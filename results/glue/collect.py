@@ -13,6 +13,7 @@ from pnn.files import write_between, write_json, write_text
 from pnn.runs import read_config, read_json
 
 HERE = Path(__file__).parent
+KEPT = ("score", "score_interval", "score_std", "learning_rate", "by_step")
 MEASURED = HERE / "measured"
 MODELS = {"pnn": "PNN", "pnn_tied": "PNN, tied head", "bert": "BERT, 12 layers"}
 
@@ -22,7 +23,9 @@ def copy_in(runs: Path) -> None:
         run = runs / model
         if not (run / "evaluation.json").exists():
             continue
-        data = str(Path(read_config(run).data.tokenizer).parent)
+        data = read_config(run).data
+        # with the slash: a folder called data must not rename the keys that are called so
+        places = {f"{Path(data.tokenizer).parent}/": "DATA/", f"{Path(data.prepared).parent}/": "RUNS/", f"{runs}/": "RUNS/"}
         paths = [run / name for name in ("config.yaml", "environment.json", "evaluation.json")]
         for benchmark in ("glue", "superglue"):
             tuned = runs / f"{model}-{benchmark}"
@@ -32,8 +35,9 @@ def copy_in(runs: Path) -> None:
                 target = MEASURED / path.relative_to(runs)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 text = path.read_text(encoding="utf-8")
-                # with the slash: a folder called data must not rename the keys that are called so
-                write_text(target, text.replace(f"{data}/", "DATA/").replace(f"{runs}/", "RUNS/"))
+                for place, name in places.items():
+                    text = text.replace(place, name)
+                write_text(target, text)
 
 
 def results() -> dict[str, dict[str, Any]]:
@@ -67,6 +71,25 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         row = " | ".join(f"{100 * value:.1f}" for value in (*known, *means))
         lines.append(f"| **mean of {len(whole)}** | | | {row} |")
     return "\n".join(lines)
+
+
+def steps(found: dict[str, dict[str, Any]]) -> str:
+    """What a refining model scores when it stops after fewer steps than it was fine-tuned with."""
+    lines = []
+    for model, name in MODELS.items():
+        by_task = {task: _by_step(one[model]) for task, one in found.items() if "by_step" in one.get(model, {})}
+        if by_task:
+            count = len(next(iter(by_task.values())))
+            lines += ["", f"| {name}, steps | " + " | ".join(map(str, range(count))) + " |", "|---" * (1 + count) + "|"]
+            lines += [f"| {task} | " + " | ".join(f"{100 * score:.1f}" for score in by_task[task]) + " |" for task in by_task]
+            means = [sum(scores) / len(by_task) for scores in zip(*by_task.values(), strict=True)]
+            lines.append("| **mean** | " + " | ".join(f"{100 * score:.1f}" for score in means) + " |")
+    return "\n".join(lines)
+
+
+def _by_step(one: dict[str, Any]) -> list[float]:
+    """A task's score is the mean of its metrics."""
+    return [sum(values) / len(values) for values in zip(*one["by_step"].values(), strict=True)]
 
 
 def _cell(one: dict[str, Any] | None) -> str:
@@ -104,10 +127,7 @@ def main() -> None:
             "on dev with the first seed; mean over seeds",
             "pretrained": pretrained,
             "metrics": {
-                task: {
-                    model: {key: one[key] for key in ("score", "score_interval", "score_std", "learning_rate")}
-                    for model, one in by_model.items()
-                }
+                task: {model: {key: one[key] for key in KEPT if key in one} for model, one in by_model.items()}
                 for task, by_model in found.items()
             },
             "seeds": sorted(
@@ -118,6 +138,7 @@ def main() -> None:
         },
     )
     write_between(HERE / "README.md", "table", table(found))
+    write_between(HERE / "README.md", "steps", steps(found))
     print(table(found))
 
 

@@ -202,15 +202,15 @@ def pareto(result: Json) -> Figure:
             colour, marker = kinds[kind]
             speeds = [timed["tokens_per_second"][row["arm"]] for row in rows]
             dots(axes, speeds, [row["perplexity"] for row in rows], colour, marker=marker, ms=5, elinewidth=0.7, capsize=1.5)
-            heights += [row["perplexity"]["value"] for row in rows]
+            heights += [end for row in rows for end in (row["perplexity"]["value"], *row["perplexity"]["interval"]) if end]
             for speed, row in zip(speeds, rows, strict=True):
-                if kind == "pruned":
-                    place = (speed, row["perplexity"]["value"])
-                    label = axes.annotate(f"−{100 * row['prune']:g} %", place, (7, 0), textcoords="offset points", zorder=5)
-                    label.set(
-                        fontsize=SMALL, color=QUIET, va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-                    )
-        logarithmic(axes, [*heights, 1.03 * max(heights)])
+                if kind == "pruned":  # below its own interval, where nothing else is
+                    found = row["perplexity"]
+                    place = (speed, found["interval"][0] or found["value"])
+                    label = axes.annotate(f"−{100 * row['prune']:g} %", place, (0, -3), textcoords="offset points")
+                    label.set(fontsize=SMALL, color=QUIET, ha="center", va="top")
+        room = (max(heights) / min(heights)) ** 0.05  # for the lowest label
+        logarithmic(axes, [*heights, min(heights) / room])
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:,.4g}"))
         axes.margins(x=0.16)
