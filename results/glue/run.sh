@@ -17,4 +17,4 @@ done
 for task in "glue sst2 128" "glue cola 32" "superglue wic 32" "glue stsb 32" "glue mrpc 32" "glue rte 32" "glue wnli 32" "superglue copa 32" "superglue cb 32"; do
   for model in $models; do echo "$model $task"; done
 done | xargs -P "${JOBS:-4}" -L 1 bash -c 'python3 -m pnn finetune "$1/$2" --task "$4" --data "$0/$3" --output "$1/$2-$3" --batch-size "$5" \
-  --learning-rates 5e-5,1e-4,2e-4 --epochs 3 --seeds 3 > "$1/$2-$4.log" 2>&1 || echo "failed: $2 on $4, see $1/$2-$4.log"' "$data" "$runs"
+  --learning-rates 5e-5,1e-4,2e-4 --epochs 3 --seeds 3 > "$1/$2-$4.log" 2>&1 || { echo "failed: $2 on $4, see $1/$2-$4.log"; exit 1; }' "$data" "$runs"

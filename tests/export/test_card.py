@@ -73,7 +73,7 @@ def test_the_code_is_named_also_without_git(run):
 
 
 def test_how_to_load_it_follows_from_the_export(checkpoints):
-    assert "trust_remote_code=True" in card(checkpoints["pnn"], remote_code=True)
+    assert card(checkpoints["pnn"], remote_code=True).count("trust_remote_code=True)") == 2  # the model and its tokenizer
     plain = card(checkpoints["pnn"])
     assert "import pnn" in plain
     assert "trust_remote_code" not in plain

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 torch.set_num_threads(1)
 for folder, auto, output in json.loads(sys.argv[1]):
     model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     assert tokenizer("the red fox")["input_ids"]
     ids = torch.arange(5, 29).view(2, 12) if "Choice" not in auto else torch.arange(5, 29).view(1, 2, 12)
     mask = torch.ones_like(ids)
@@ -80,6 +80,7 @@ def test_people_without_the_package_get_the_same_logits(checkpoints, tmp_path):
     command = [sys.executable, "-c", STRANGER, json.dumps(asked)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "custom code" not in done.stdout + done.stderr  # nobody is asked anything
     for name, expected in wanted.items():
         found = load_file(tmp_path / f"{name}.safetensors")
         assert set(found) == set(expected)

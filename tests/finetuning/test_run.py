@@ -65,33 +65,66 @@ def test_all_tasks_of_both_benchmarks(pnn_command, tiny_encoders, task_files, tm
     assert {path: path.stat().st_mtime_ns for path in run.glob("*/*")} == before
 
 
+def decided_by_a_word(count: int) -> list[str]:
+    """Of several lengths, so that an answer given to another text shows."""
+    words = ["hen", "dog", "cat", "mat", "hat", "red"]
+    return [
+        f"the {'old ' * (i % 4)}{words[i % 6]} was {'good' if i % 5 < 2 else 'bad'} on the {words[i // 6 % 6]}"
+        for i in range(count)
+    ]
+
+
 @pytest.mark.parametrize("kind", ["pnn", "bert"])
 def test_it_learns_and_the_checkpoint_is_what_was_measured(pnn_command, tiny_encoders, tmp_path, kind):
     """A word decides the label: what a model that learns at all finds, and a wrong label order, loss or head would not."""
-    words = ["hen", "dog", "cat", "mat", "hat", "old"]
-    texts = [f"the {words[i % 6]} was {'good' if i % 5 < 2 else 'bad'} on the {words[i // 6 % 6]}" for i in range(420)]
+    texts = decided_by_a_word(420)
     rows = [[text, str(int("good" in text))] for text in texts]
     tsv(tmp_path / "SST-2" / "train.tsv", ["sentence", "label"], rows[:300])
     tsv(tmp_path / "SST-2" / "dev.tsv", ["sentence", "label"], rows[300:])
     tsv(tmp_path / "SST-2" / "test.tsv", ["index", "sentence"], [[str(i), text] for i, text in enumerate(texts[300:])])
-    options = ["--learning-rates", "1e-6,3e-3", "--epochs", 4, "--batch-size", 16, "--seeds", 2]
+    options = ["--learning-rates", "1e-6,3e-3,1e-7", "--epochs", 4, "--batch-size", 16, "--seeds", 2]
     code, _, err = pnn_command(
         "finetune", tiny_encoders[kind], "--task", "sst2", "--data", tmp_path, "--output", tmp_path / "run", *options
     )
     assert code == 0, err
     run = tmp_path / "run" / "sst2"
     result = read(run / "result.json")
-    assert result["learning_rate"] == 3e-3  # of the two, the one that learns
-    assert [one["learning_rate"] for one in result["learning_rates_tried"]] == [1e-6, 3e-3]
+    assert result["learning_rate"] == 3e-3  # of the three, the one that learns
+    assert [one["learning_rate"] for one in result["learning_rates_tried"]] == [1e-6, 3e-3, 1e-7]
     assert result["score"] > 0.98
     assert result["score"] == pytest.approx(sum(one["accuracy"] for one in result["seeds"]) / 2)
     assert result["baselines"]["majority"]["accuracy"] == pytest.approx(0.6)
     assert ("by_step" in result) == (kind == "pnn")
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3 * 4  # two rates, and one more seed
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 4 * 4  # three rates, and one more seed
     # what is on disk predicts what is written
     classify = pipeline("text-classification", model=str(run / "checkpoints" / "best"))
     written = [line.split("\t")[1] for line in (run / "predictions" / "SST-2.tsv").read_text().splitlines()[1:]]
     assert [one["label"] for one in classify(texts[300:])] == written
+
+
+def test_the_best_epoch_of_the_best_seed_is_kept(pnn_command, tiny_encoders, tmp_path):
+    """Dev says the opposite of what is trained, so the last epoch is the worst, and seeds differ in how soon they learn."""
+    texts = decided_by_a_word(200)
+    for file, chosen, good in (("train.tsv", texts[:140], "1"), ("dev.tsv", texts[140:], "0")):
+        rows = [[text, good if "good" in text else str(1 - int(good))] for text in chosen]
+        tsv(tmp_path / "SST-2" / file, ["sentence", "label"], rows)
+    options = ["--task", "sst2", "--data", tmp_path, "--output", tmp_path / "run", "--seeds", 4]
+    options += ["--learning-rates", "3e-3", "--epochs", 4, "--batch-size", 16]
+    code, _, err = pnn_command("finetune", tiny_encoders["pnn"], *options)
+    assert code == 0, err
+    run = tmp_path / "run" / "sst2"
+    result = read(run / "result.json")
+    epochs = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    scores = {seed: [one["score"] for one in epochs if one["seed"] == seed] for seed in range(4)}
+    assert [one["best_epoch"] for one in result["seeds"]] == [1 + of.index(max(of)) for of in scores.values()]
+    assert [one["score"] for one in result["seeds"]] == [max(of) for of in scores.values()]
+    assert all(of[-1] < max(of) for of in scores.values())
+    best = max(scores, key=lambda seed: max(scores[seed]))
+    assert max(scores[3]) < max(scores[best])  # so that keeping the last one shows
+    assert result["checkpoint"] == {"seed": best, "epoch": result["seeds"][best]["best_epoch"]}
+    classify = pipeline("text-classification", model=str(run / "checkpoints" / "best"))
+    right = [(one["label"] == "0") == ("good" in text) for one, text in zip(classify(texts[140:]), texts[140:], strict=True)]
+    assert sum(right) / len(right) == pytest.approx(max(scores[best]))
 
 
 def test_the_same_command_gives_the_same_files(pnn_command, tiny_encoders, task_files, tmp_path):
@@ -254,6 +287,8 @@ def test_mistakes(pnn_command, tiny_encoders, task_files, tmp_path):
     shutil.copytree(task_files / "glue" / "CoLA", bad / "CoLA")
     (bad / "CoLA" / "dev.tsv").write_text("gj04\t2\t\tThe fox sat.\n")
     fails(pnn_command, pnn, "--task", "cola", "--data", bad, "--output", run, says=("line 1", "'2'", "CoLA has 0, 1"))
+    shutil.copytree(task_files / "glue" / "RTE", bad / "RTE")  # the second task's file is bad: the first is not trained
+    fails(pnn_command, pnn, "--task", "rte,cola", "--data", bad, "--output", run, *QUICK, says=("line 1", "CoLA has 0, 1"))
     assert not run.exists()
     assert pnn_command("finetune", pnn, "--task", "cola", *here, *QUICK)[0] == 0
     changed = [*QUICK, "--seeds", 2]
@@ -275,6 +310,13 @@ def test_mistakes(pnn_command, tiny_encoders, task_files, tmp_path):
         shutil.copy(file, decoder)
     fails(pnn_command, decoder, "--task", "rte", *here, says=("cannot load it for sequence classification",))
     assert not (tmp_path / "other").exists()
+
+
+def test_a_trial_with_a_limit_leaves_no_submission(pnn_command, tiny_encoders, task_files, tmp_path):
+    options = ["--task", "rte", "--data", task_files, "--output", tmp_path / "run", "--limit", 5, *QUICK]
+    assert pnn_command("finetune", tiny_encoders["pnn"], *options)[0] == 0
+    assert read(tmp_path / "run" / "rte" / "result.json")["data"]["examples"] == {"train": 5, "dev": 5}
+    assert not (tmp_path / "run" / "rte" / "predictions").exists()
 
 
 def test_a_group_leaves_out_what_has_no_training_set(pnn_command, tiny_encoders, task_files, tmp_path):

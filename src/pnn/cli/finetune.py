@@ -23,7 +23,10 @@ def finetune(
     batch_size: Annotated[int, typer.Option(help="Examples of an update.", min=1)] = 32,
     seeds: Annotated[int, typer.Option(help="How often to fine-tune: seeds 0, 1, …", min=1)] = 1,
     steps: Annotated[int | None, typer.Option(help="Refinement steps of a PNN, if not as pretrained.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many examples of each set.", min=1)] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="To try things: only the first so many examples of each set, and no test predictions.", min=1),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Run folder (default: runs/ and the model's name with -finetuned).")
     ] = None,

@@ -124,13 +124,11 @@ class Known:
     def use(self, remote_code: bool, onnx_steps: int | None) -> str:
         auto = self.exported.auto
         lines = ["```python", f"from transformers import {auto}, AutoTokenizer", ""]
-        if remote_code:
-            lines.append(f'model = {auto}.from_pretrained("FOLDER", trust_remote_code=True)')
-        else:
-            if self.config.model_type in OURS or self.is_reorganised:
-                lines.insert(1, "import pnn  # of the project plastic-neural-networks")
-            lines.append(f'model = {auto}.from_pretrained("FOLDER")')
-        lines += ['tokenizer = AutoTokenizer.from_pretrained("FOLDER")', "```"]
+        if not remote_code and (self.config.model_type in OURS or self.is_reorganised):
+            lines.insert(1, "import pnn  # of the project plastic-neural-networks")
+        arguments = '"FOLDER", trust_remote_code=True' if remote_code else '"FOLDER"'  # the tokenizer asks for it too
+        lines += [f"model = {auto}.from_pretrained({arguments})", f"tokenizer = AutoTokenizer.from_pretrained({arguments})"]
+        lines.append("```")
         if onnx_steps is not None:
             steps = f"with {onnx_steps} refinement steps" if self.config.model_type == "pnn" else "of the whole model"
             lines += ["", f"`model.onnx` is the graph {steps}: inputs `input_ids` and `attention_mask`, output `logits`."]

@@ -140,8 +140,10 @@ class _Reader:
                 raise UserError(f"{path}, line {number} is not JSON ({error})") from None
             except KeyError as error:
                 raise UserError(f"{path}, line {number}: no {error.args[0]!r}; {self._form(True)}") from None
-            except (TypeError, ValueError) as error:
+            except ValueError as error:
                 raise UserError(f"{path}, line {number}: {error}; {self._form(True)}") from None
+            except (TypeError, AttributeError):  # a text where a list or an object belongs, and the like
+                raise UserError(f"{path}, line {number} is not built like {self.task.folder}'s; {self._form(True)}") from None
             for one in rows:
                 yield number, one
 
@@ -151,6 +153,8 @@ class _Reader:
         for ours in needed:
             if row.get(ours) is None:
                 raise UserError(f'{where}: no "{self.task.columns[ours]}"; {self._form(labelled)}')
+            if ours not in ("label", *self.task.numbers) and not isinstance(row[ours], str):
+                raise UserError(f'{where}: "{self.task.columns[ours]}" is {row[ours]!r}, not a text')
         index = row.get("idx", number)
         if isinstance(index, str):
             if not index.isdigit():
@@ -159,7 +163,7 @@ class _Reader:
         try:
             texts = self.task.texts(row)
             label = read_label(self.task, row["label"]) if labelled else None
-        except (ValueError, AttributeError) as error:
+        except ValueError as error:
             raise UserError(f"{where}: {error}") from None
         return Example(index, texts, label)
 
@@ -170,8 +174,8 @@ def read_label(task: Task, value: Any) -> int | float:
             number = float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"the score is {value!r}, not a number")
+        if not 0 <= number <= 5:
+            raise ValueError(f"the score is {value!r}, not a number from 0 to 5")
         return number
     word = str(value).strip().lower()  # JSON's true and "true" alike
     if word not in task.labels:

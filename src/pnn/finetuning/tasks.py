@@ -43,6 +43,7 @@ class Task:
     headerless: tuple[str, ...] = ()  # columns of training and dev files that have no header
     broken_lines: bool = False  # the official training and dev files have lines that everybody leaves out
     written: tuple[str, ...] = ()  # labels as a submission writes them, where files write them differently
+    numbers: tuple[str, ...] = ()  # columns that are no texts
     choices: int = 0  # candidates that are scored against each other; 0: none, a label is predicted
 
     @property
@@ -229,6 +230,7 @@ TASKS: dict[str, Task] = {
             "accuracy",
             flatten=_flatten_wsc,
             written=("False", "True"),
+            numbers=("span1_index", "span2_index"),
         ),
         _superglue(
             "superglue_rte",
