@@ -73,6 +73,7 @@ def test_score_prune_and_grow(pnn_command, saved):
     code, out, err = pnn_command("plasticity", "score", "model", "--by", "magnitude")
     assert code == 0, err
     assert "lowest go first" in out
+    Path("small").mkdir()  # a folder made beforehand is as good as none
     code, out, err = pnn_command(
         "plasticity", "prune", "model", "--ratio", 0.5, "--data", "text.txt", "--output", "small", "--json"
     )
@@ -97,6 +98,7 @@ def refused(pnn_command, *arguments, says: str) -> None:
     ("options", "says"),
     [
         (("--prune", 1), "would leave none of 12"),
+        (("--prune", 0.5, "--grow", 0, "--rounds", 3), "round 3: pruning 0.5 of 3 heads would leave 2 in 3 layers"),
         (("--prune", 0.9), "9 is the most"),
         (("--prune", 1.5), "between 0 and 1"),
         (("--prune", 0.1, "--grow", 0.5), "but after pruning there is room for 1: grow fewer, or let"),

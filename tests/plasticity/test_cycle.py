@@ -13,8 +13,10 @@ from beside import STORIES
 from small_cycles import SHORT, records_of, same_weights
 
 from pnn.data.masking import SpecialTokens
+from pnn.errors import UserError
 from pnn.evaluation.reading import load_any
-from pnn.plasticity import CycleSettings, Text, cycle, heads, load
+from pnn.plasticity import CycleSettings, Text, cycle, heads, load, prune
+from pnn.plasticity.cycle import check
 from pnn.plasticity.heads import head_map
 from pnn.runs import read_json
 
@@ -117,6 +119,14 @@ def test_rounds_and_a_second_cycle_on_what_was_saved(model_of, text, tmp_path):
     assert (records[0]["active_heads"], records[0]["total_heads"]) == (8, 12)
     assert len(heads(third)) == 8 - 2 + 1
     assert records[-1]["perplexity"] < records[0]["perplexity"]
+
+
+def test_a_later_round_without_room_is_told_before_the_first(model_of):
+    smaller = prune(model_of("gpt2"), [(0, 1), (1, 1), (2, 1)])
+    check(smaller, CycleSettings(prune=0.0, grow=0.17, rounds=1))  # two of three places
+    with pytest.raises(UserError, match=r"^round 2: growing 0\.17 of 12 heads adds 2, but there is room for 1"):
+        check(smaller, CycleSettings(prune=0.0, grow=0.17, rounds=2))
+    check(smaller, CycleSettings(prune=0.0, grow=0.17, rounds=2, beyond=1))
 
 
 def stories(folder: Path, count: int, length: int) -> str:

@@ -88,6 +88,10 @@ def test_larger_models_lose_more_or_not():
     assert found["by_pair"]["small → large"]["regrowth_gains_less"]["value"] == pytest.approx(0.5 * 0.1 * 0.25, abs=0.002)
     assert of_two(times(0.15), times(0.4))["verdict"] == "not supported"
     assert of_two(times(0.4), times(0.4))["verdict"] == "not supported"
+    # prunes more, but the larger one gains more by growing: half of the claim is not enough
+    parts = of_two(lambda arm: 0.4 * arm.prune, lambda arm: 0.15 * arm.prune - 0.1 * arm.grow)["by_pair"]["small → large"]
+    assert parts["verdicts"] == {"prune_more": "supported", "regrow_less": "not supported"}
+    assert parts["verdict"] == "not supported"
 
 
 def test_the_share_that_can_go_lies_where_the_tolerance_is_passed():

@@ -11,6 +11,7 @@ import torch
 from pnn.errors import UserError
 from pnn.plasticity import FasterUpdates, WarmUp, grow, heads, prune, warm_up_factor
 from pnn.plasticity.heads import gated, head_map, stretches
+from pnn.plasticity.learning import learn
 
 
 def optimizer_of(model, kind=torch.optim.AdamW, **more):
@@ -91,6 +92,23 @@ def test_the_first_step_of_a_new_head_is_m_times_as_long(model, texts, multiplie
         if head != new:
             for once, more in zip(moves(slow, grown, head), moves(fast, grown, head), strict=True):
                 assert torch.equal(once, more)
+
+
+def test_learning_moves_new_heads_m_times_as_far(built, texts):
+    """The wiring of `learn`, which the cycle and the study use."""
+    model, new = built("gpt2"), (1, 1)
+    grown = grow(prune(model, [new]), [new], init="random")
+    after = {}
+    for multiplier in (1.0, 5.0):
+        after[multiplier] = copy.deepcopy(grown)
+        batch = texts(model)[0]
+        options = {"steps": 1, "peak_rate": 1e-3, "multiplier": multiplier, "seed": 0}
+        assert len(list(learn(after[multiplier], [new], lambda _, batch=batch: batch, **options))) == 1
+    for once, more in zip(moves(after[1.0], grown, new), moves(after[5.0], grown, new), strict=True):
+        assert once.abs().max() > 0
+        assert (more - 5 * once).abs().max() < 1e-6
+    for once, more in zip(moves(after[1.0], grown, (0, 0)), moves(after[5.0], grown, (0, 0)), strict=True):
+        assert torch.equal(once, more)
 
 
 def test_it_is_a_learning_rate_m_times_as_high(built, texts):

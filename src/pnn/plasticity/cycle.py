@@ -115,19 +115,33 @@ def cycle(
 def check(model: PreTrainedModel, settings: CycleSettings) -> None:
     """What is sure to fail is said before anything is done."""
     present, total = heads(model), sum(original_counts(model))
-    pruned = share_of(len(present), settings.prune)
-    if pruned == len(present):
-        raise UserError(f"pruning {settings.prune:g} of the heads would leave none of {len(present)}: prune fewer")
-    choose(dict.fromkeys(present, 0.0), settings.prune, per_layer=settings.per_layer, floor=settings.floor)
-    room = len(candidates(model, settings.beyond)) + pruned
+    count, layers = len(present), len({layer for layer, _ in present})
+    room = len(candidates(model, settings.beyond))
     wanted = max(1, share_of(total, settings.grow))
-    if settings.grow > 0 and wanted > room:
-        after = "after pruning " if pruned else ""
-        instead = "grow fewer" if room else "prune first"
-        raise UserError(
-            f"growing {settings.grow:g} of {total} heads adds {wanted}, but {after}there is room for {room}: {instead}, or let "
-            "layers grow beyond their original number with --beyond"
-        )
+    for round_ in range(1, settings.rounds + 1):
+        when = "" if round_ == 1 else f"round {round_}: "
+        pruned = share_of(count, settings.prune)
+        if pruned == count:
+            raise UserError(f"{when}pruning {settings.prune:g} of the heads would leave none of {count}: prune fewer")
+        if round_ == 1:
+            choose(dict.fromkeys(present, 0.0), settings.prune, per_layer=settings.per_layer, floor=settings.floor)
+        elif count - pruned < settings.floor * layers:
+            raise UserError(
+                f"{when}pruning {settings.prune:g} of {count} heads would leave {count - pruned} in {layers} layers that keep "
+                "one each: prune fewer, or in fewer rounds"
+            )
+        count, room = count - pruned, room + pruned
+        if settings.grow == 0:
+            continue
+        if wanted > room:
+            after = "after pruning " if pruned else ""
+            instead = "grow fewer" if room else "prune first"
+            raise UserError(
+                f"{when}growing {settings.grow:g} of {total} heads adds {wanted}, but {after}there is room for {room}: "
+                f"{instead}, or let layers grow beyond their original number with --beyond"
+            )
+        # places beyond the original number are there again in every round
+        count, room = count + wanted, room if settings.beyond else room - wanted
 
 
 class _Cycle:

@@ -7,8 +7,9 @@ The published findings, what each is taken to mean here, and what its verdict is
     F1  growth by gradient or entropy gap recovers 92–95 %    PPL₀/PPL, strategy less random: a point (0.01) or more
         of performance, at random 85–90 %
     F2  5 × the learning rate on new heads: 12 % faster       share of updates saved on the way to a loss that both reach: 0.05
-    F3  larger models: prune more, regrow less                the share of heads that can go within 5 %, large less small of one
-                                                              architecture: half a step of the grid (0.05)
+    F3  larger models: prune more, regrow less                both: the share of heads that can go within 5 % with none grown,
+                                                              large less small of one architecture: 0.05 or more; and what
+                                                              growing twice as many gains, small less large: above 0
     F4  as good with 15–20 % fewer parameters                 the most parameters that an arm within 5 % of the control lost:
                                                               0.15 of all; the same of heads stands beside it
 
@@ -217,13 +218,16 @@ def larger_models_lose_more(results: Mapping[str, Results]) -> Json:
             small, large = results[names[0]], results[names[-1]]
             shares = [tolerated_shares(found) for found in (small, large)]
             moved = estimate([b - a for a, b in zip(*shares, strict=True)])
-            # where all heads of the grid can go in both, the grid cannot say which model could lose more
-            full = all(share == GRID_PRUNE[-1] for found in shares for share in found)
+            # where the most that was pruned can go in both, the arms cannot say which model could lose more
+            full = all(share == PRUNE_RATIOS[-1] for found in shares for share in found)
             gains = [growth_gains(found) for found in (small, large)]
+            less = estimate([a - b for a, b in zip(*gains, strict=True)])
+            parts = {"prune_more": UNDECIDED if full else judged(moved, MOVED), "regrow_less": judged(less, 0.0)}
             by_pair[f"{names[0]} → {names[-1]}"] = {
                 "more_can_go": moved,
-                "regrowth_gains_less": estimate([a - b for a, b in zip(*gains, strict=True)]),
-                "verdict": UNDECIDED if full else judged(moved, MOVED),
+                "regrowth_gains_less": less,
+                "verdicts": parts,
+                "verdict": of_all(parts.values()),
             }
     return {
         "claim": "larger models can lose more heads (40–50 % against 20–30 %) and need less regrowth",
@@ -244,15 +248,13 @@ def cell(gone: float, new: float) -> Arm:
 
 
 def tolerated_shares(found: Results) -> list[float]:
-    """For each seed, how many heads can go before perplexity passes what is tolerated, with the best growth for each share:
-    between the shares of the grid by a straight line from none on, at most the largest."""
-    by_prune = [
-        np.min([found.each(cell(gone, new), loss, CONTROL) for new in GRID_GROW], axis=0).tolist() for gone in GRID_PRUNE
-    ]
+    """For each seed, how many heads can go, by gradient and with none grown, before perplexity passes what is tolerated:
+    between the shares that were pruned by a straight line from none on, at most the largest."""
+    by_prune = [found.each(Arm(gone, CYCLE.prune_by), loss, CONTROL) for gone in PRUNE_RATIOS]
     limit, shares = math.log1p(TOLERATED), []
     for rises in zip(*by_prune, strict=True):
-        points = [(0.0, 0.0), *zip(GRID_PRUNE, rises, strict=True)]
-        share = GRID_PRUNE[-1]
+        points = [(0.0, 0.0), *zip(PRUNE_RATIOS, rises, strict=True)]
+        share = PRUNE_RATIOS[-1]
         for (x, y), (next_x, next_y) in pairwise(points):
             if next_y > limit:
                 share = x + (next_x - x) * (limit - y) / (next_y - y)

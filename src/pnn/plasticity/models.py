@@ -213,7 +213,7 @@ def save(model: PreTrainedModel, path: str | Path, tokenizer: Any = None, histor
     transformers' Auto classes after `import pnn`. `tokenizer` goes into the same folder, and `history` as plasticity.json."""
     architecture_of(model)
     folder = Path(path)
-    if folder.exists():
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already: choose another folder or remove it")
     try:
         with new_folder(folder) as partial:
