@@ -193,9 +193,10 @@ def test_a_copy_of_a_reorganised_model_is_one_too(built, logits):
 
 def test_nothing_is_overwritten(built, tmp_path):
     (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "note.txt").write_text("mine")
     with pytest.raises(UserError, match="exists already"):
         save(built("gpt2"), tmp_path / "model")
-    assert not list((tmp_path / "model").iterdir())
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["note.txt"]
 
 
 def test_a_damaged_file_is_noticed(built, tmp_path):
