@@ -36,6 +36,20 @@ def test_longer_cycles_are_paired_by_seed(tmp_path, monkeypatch, seeds):
     assert table.splitlines()[-1].endswith("| +2.0 |" if len(seeds) == 1 else "| +2.0 (+2.0 to +2.0) |")
 
 
+def test_a_task_that_lacks_a_model_counts_in_no_mean(capsys):
+    collect = script("glue/collect")
+    one = {"score": 0.5, "score_interval": [0.4, 0.6], "score_std": None, "score_is": "dev accuracy"}
+    one |= {"data": {"examples": {"train": 9}}, "baselines": {name: {"score": 0.25} for name in ("majority", "bag_of_words")}}
+    everyone = dict.fromkeys(collect.MODELS, one)
+    assert "mean" not in collect.table({"cola": {"pnn": one}, "rte": {"bert": one}})
+    assert "cola lacks a model" in capsys.readouterr().err
+    table = collect.table({"cola": everyone, "wnli": everyone, "rte": {"pnn": one}})
+    assert [line for line in table.splitlines() if "mean" in line] == [
+        "| **mean of 2** | | | 25.0 | 25.0 | 50.0 | 50.0 | 50.0 |",
+        "| **mean of 1, without wnli** | | | 25.0 | 25.0 | 50.0 | 50.0 | 50.0 |",
+    ]
+
+
 @pytest.mark.parametrize("data", ["data", "/text/data"])
 def test_glue_results_keep_their_keys(tmp_path, monkeypatch, data):
     collect = script("glue/collect")

@@ -13,7 +13,7 @@ from pnn.files import write_between, write_json, write_text
 from pnn.runs import read_config, read_json
 
 HERE = Path(__file__).parent
-KEPT = ("score", "score_interval", "score_std", "learning_rate", "by_step", "baselines")
+KEPT = ("score", "score_interval", "score_std", "learning_rate", "score_by_step", "baselines")
 MEASURED = HERE / "measured"
 MODELS = {"pnn": "PNN", "pnn_tied": "PNN, tied head", "bert": "BERT, 12 layers"}
 
@@ -24,8 +24,7 @@ def copy_in(runs: Path) -> None:
         if not (run / "evaluation.json").exists():
             continue
         data = read_config(run).data
-        # with the slash: a folder called data must not rename the keys that are called so
-        places = {f"{Path(data.tokenizer).parent}/": "DATA/", f"{Path(data.prepared).parent}/": "RUNS/", f"{runs}/": "RUNS/"}
+        places = {Path(data.tokenizer).parent: "DATA", Path(data.prepared).parent: "RUNS", runs: "RUNS"}
         paths = [run / name for name in ("config.yaml", "environment.json", "evaluation.json")]
         for benchmark in ("glue", "superglue"):
             tuned = runs / f"{model}-{benchmark}"
@@ -36,7 +35,8 @@ def copy_in(runs: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 text = path.read_text(encoding="utf-8")
                 for place, name in places.items():
-                    text = text.replace(place, name)
+                    if place != Path():  # with the slash: a folder called data must not rename the keys that are called so
+                        text = text.replace(f"{place}/", f"{name}/")
                 write_text(target, text)
 
 
@@ -66,7 +66,10 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     for task in found.keys() - set(whole):
         print(f"{task} lacks a model: it counts in no mean", file=sys.stderr)
     # WNLI's dev sentences contradict its training sentences: below the majority is where learning leads
-    for tasks, which in ((whole, ""), ([task for task in whole if task != "wnli"], ", without wnli")):
+    means_of = {"": whole, ", without wnli": [task for task in whole if task != "wnli"]}
+    for which, tasks in means_of.items():
+        if not tasks:
+            continue
         means = [sum(found[task][model]["score"] for task in tasks) / len(tasks) for model in models]
         names = ("majority", "bag_of_words")
         firsts = [next(iter(found[task].values()))["baselines"] for task in tasks]
@@ -80,7 +83,7 @@ def steps(found: dict[str, dict[str, Any]]) -> str:
     """What a refining model scores when it stops after fewer steps than it was fine-tuned with."""
     lines = []
     for model, name in MODELS.items():
-        by_task = {task: _by_step(one[model]) for task, one in found.items() if "by_step" in one.get(model, {})}
+        by_task = {task: one[model]["score_by_step"] for task, one in found.items() if "score_by_step" in one.get(model, {})}
         if by_task:
             count = len(next(iter(by_task.values())))
             lines += ["", f"| {name}, steps | " + " | ".join(map(str, range(count))) + " |", "|---" * (1 + count) + "|"]
@@ -88,11 +91,6 @@ def steps(found: dict[str, dict[str, Any]]) -> str:
             means = [sum(scores) / len(by_task) for scores in zip(*by_task.values(), strict=True)]
             lines.append("| **mean** | " + " | ".join(f"{100 * score:.1f}" for score in means) + " |")
     return "\n".join(lines)
-
-
-def _by_step(one: dict[str, Any]) -> list[float]:
-    """A task's score is the mean of its metrics."""
-    return [sum(values) / len(values) for values in zip(*one["by_step"].values(), strict=True)]
 
 
 def _cell(one: dict[str, Any] | None) -> str:

@@ -60,7 +60,7 @@ for step in ${*:-convert stories study_llama distil study_distil small study_sma
     stories) [ -e "$runs/stories.txt" ] || python3 "$here/stories.py" "$data/stories15M" "$runs/stories.txt" ;;
     distil) pretrain gpt2_distil ;;
     small) pretrain gpt2_small ;;
-    opt) pretrain opt_350m --max-steps 200 --set training.warmup_steps=40 ;; # 13M tokens: enough for heads to differ, no more
+    opt) pretrain opt_350m --max-steps 200 --set training.warmup_steps=40 ;; # 13M tokens, which were too few (README.md)
     study_llama) study study_llama "$data/stories15M" "$runs/SmolLM2-135M" --data "$runs/stories.txt" --data "$text" ;;
     study_distil) study study_distil "$runs/gpt2_distil" --data "$text" ;;
     study_small) study study_small "$runs/gpt2_small" --data "$text" ;;

@@ -39,6 +39,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def is_taken(path: Path) -> bool:
+    """Whether something is there that a new folder of this name would replace. An empty folder is nothing."""
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to fill; it appears under its name only if the block succeeds, and not at all if it fails. Where another

@@ -11,7 +11,7 @@ from typing import Any
 
 from pnn.config import RunConfig, load_config
 from pnn.errors import UserError
-from pnn.files import sha256, write_text
+from pnn.files import is_taken, sha256, write_text
 
 # Settings that do not change what is learnt and may differ when a run is resumed
 FREE_ON_RESUME = {
@@ -31,11 +31,11 @@ def check_free(run: Path, config: RunConfig, resume: bool) -> None:
     """Make sure that `run` may be this run's folder: a new one, or the same run being resumed. Writes nothing."""
     held = run / "config.yaml"
     if not resume:
-        if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        if is_taken(run):
             raise UserError(
                 f"{run} already holds another run or other files: choose another --output, or --resume to go on with it"
             )
-    elif run.exists() and not held.exists() and (not run.is_dir() or any(run.iterdir())):
+    elif is_taken(run) and not held.exists():
         raise UserError(f"cannot resume {run}: it holds files but no config.yaml, so it is not a run folder")
     elif held.exists():
         before, now = _flat(read_config(run).to_dict()), _flat(config.to_dict())

@@ -291,8 +291,10 @@ def _measured(finding: str, one: dict[str, Any]) -> str:
     if finding == "F2":
         return f"updates saved at five times: {_change(one['by_multiplier']['5']['updates_saved'])} %"
     if finding == "F3":
-        gain = f"gain by regrowing twice as many: {_change(one['regrowth_gains_less'])} % smaller"
-        return f"heads that can go: {_change(one['more_can_go'])} points more; {gain}"
+        more, less = _change(one["more_can_go"]), _change(one["regrowth_gains_less"])
+        return (
+            f"heads that can go, large less small: {more} points; gain by regrowing twice as many, small less large: {less} %"
+        )
     lost, cycle = percent(one["most_parameters_lost_as_good"]), one["cycle"]
     return (
         f"{lost} % of parameters at most; the cycle, {percent(cycle['fewer']['heads'])} % fewer heads, "

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class Subject:
     tokenizer: PreTrainedTokenizerFast
     max_length: int
 
+    @cached_property
     def weights(self) -> str | None:
         """What tells two models of one name apart."""
         file = Path(self.checkpoint) / "model.safetensors"
@@ -98,7 +100,7 @@ def finetune(
     asked = {
         task: {
             "model": name,
-            "weights": subject.weights(),
+            "weights": subject.weights,
             "task": task,
             "settings": asdict(settings) | {"learning_rates": list(settings.learning_rates)},
             "data": {"source": one.source, "checksums": one.checksums},
@@ -122,7 +124,7 @@ def _check_same_model(output: Path, subject: Subject) -> None:
     """One folder, one model: its results.json is a table of tasks."""
     for name in TASKS:
         held = output / name / "finetune.json"
-        if held.exists() and (before := read_json(held)).get("weights") != subject.weights():
+        if held.exists() and (before := read_json(held)).get("weights") != subject.weights:
             raise UserError(f"{output} holds fine-tunings of another model ({before.get('model')}): choose another --output")
 
 

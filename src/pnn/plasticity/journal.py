@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
-from pnn.files import point, write_json, write_text
+from pnn.files import is_taken, point, write_json, write_text
 from pnn.plasticity.models import load, save
 from pnn.runs import read_json, read_metrics
 from pnn.training.tracking import environment
@@ -31,7 +31,7 @@ NAMES_ONLY = ("model", "source")  # may differ on resuming: what they stand for 
 
 def check_free(folder: Path, resume: bool | None = None) -> bool:
     """Whether the folder holds anything, which it may only where a cycle is resumed (None: where nothing can be resumed)."""
-    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    used = is_taken(folder)
     if used and not resume:
         go_on = "" if resume is None else ", or --resume to go on with it"
         raise UserError(f"{folder} exists already: choose another --output{go_on}")

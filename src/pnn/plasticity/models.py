@@ -31,7 +31,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from pnn.errors import UserError, first_line
-from pnn.files import new_folder, sha256, write_json
+from pnn.files import is_taken, new_folder, sha256, write_json
 from pnn.models.sections import LOADING_ERRORS, load_model
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import rearrange
@@ -213,7 +213,7 @@ def save(model: PreTrainedModel, path: str | Path, tokenizer: Any = None, histor
     transformers' Auto classes after `import pnn`. `tokenizer` goes into the same folder, and `history` as plasticity.json."""
     architecture_of(model)
     folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_taken(folder):
         raise UserError(f"{folder} exists already: choose another folder or remove it")
     try:
         with new_folder(folder) as partial:
