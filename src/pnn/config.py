@@ -39,8 +39,13 @@ class DataConfig:
     synthetic_paragraphs: int = 20000  # size of the embedded corpus
     text_column: str = "text"  # of .jsonl, .parquet and hub datasets
     mask_probability: float = 0.15
+    train_mask_probability: float | None = None  # in training; null: as in evaluation
     masking: str = "mask"  # "mask": every selected token becomes [MASK]; "bert": 80 % [MASK], 10 % random, 10 % kept
     prepared: str = "prepared"  # folder for token shards, shared by runs
+
+    @property
+    def masked_in_training(self) -> float:
+        return self.mask_probability if self.train_mask_probability is None else self.train_mask_probability
 
 
 @dataclass
@@ -50,8 +55,10 @@ class TrainingConfig:
     max_steps: int | None = None  # updates; overrides epochs
     batch_size: int = 384  # sequences of a micro-batch; its size in tokens is this times the corpus's mean length
     effective_batch_size: int = 1152  # sequences of an update, over all micro-batches and processes
+    optimizer: str = "adamw"  # or "muon": the matrices of blocks move by orthogonal steps, the rest by AdamW
     learning_rate: float = 3e-4
-    min_learning_rate: float = 1e-5  # where the cosine ends
+    schedule: str = "cosine"  # or "flat": the peak is held, and falls in a straight line over the last fifth
+    min_learning_rate: float = 1e-5  # where the schedule ends
     warmup_steps: int = 500
     weight_decay: float = 0.01  # on matrices; never on norms, biases and the gate's temperature
     adam_beta1: float = 0.9
@@ -101,6 +108,8 @@ CHOICES = {
     "data.filter": ("paper", "none"),
     "data.masking": ("mask", "bert"),
     "data.layout": ("lines", "rows"),
+    "training.optimizer": ("adamw", "muon"),
+    "training.schedule": ("cosine", "flat"),
     "training.precision": ("auto", "fp32", "fp16", "bf16"),
     "training.device": ("auto", "cpu", "cuda"),
 }
@@ -195,8 +204,9 @@ def validate(config: RunConfig) -> RunConfig:
         )
     if not 0 <= config.training.seed < 2**31:
         raise UserError(f"training.seed: must lie between 0 and 2147483647, got {config.training.seed}")
-    if not 0 < config.data.mask_probability < 1:
-        raise UserError(f"data.mask_probability: must lie between 0 and 1, got {config.data.mask_probability}")
+    for key in ("data.mask_probability", "data.train_mask_probability"):
+        if get(key) is not None and not 0 < get(key) < 1:
+            raise UserError(f"{key}: must lie between 0 and 1, got {get(key)}")
     if not 3 <= config.data.max_length <= 65535:
         raise UserError(f"data.max_length: must lie between 3 and 65535, got {config.data.max_length}")
     for key in ("training.adam_beta1", "training.adam_beta2"):

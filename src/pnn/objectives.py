@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pnn.nn.pointwise import computed_in, for_kernels, untouched
+from pnn.nn.fast import computed_in, for_kernels, untouched
 
 IGNORE = -100  # label of a position that is not predicted
 

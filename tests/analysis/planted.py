@@ -83,7 +83,7 @@ class Planted(nn.Module):
         self.through_attention, self.held_back = through_attention, held_back
         self.steps = len(delta)
 
-    def propose(self, h, layout):
+    def refine(self, h, layout):
         if self.held_back is not None:
             factor = self.held_back(h[0, :, FLAG] > 0.5)[None, :, None]
         attended = self.attention(h, layout)

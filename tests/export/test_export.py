@@ -99,7 +99,7 @@ def test_remote_code_needs_nothing_of_ours(kind):
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
                 assert not any(module.split(".")[0] in ("pnn", "triton") for module in modules), name
-    assert "nn_pointwise" in files
+    assert "nn_fast" in files
     assert ("nn_refiner" in files) == (kind == "pnn")  # only what is needed
 
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 import pnn
 from pnn.data.masking import SpecialTokens, apply_mask
-from pnn.nn.attention import Layout, flash_packed_attention, packed_attention
+from pnn.nn.fast import flash_packed_attention
+from pnn.nn.packing import Layout, packed_attention
 from pnn.objectives import step_weighted_loss
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -226,13 +226,14 @@ def test_the_mask_keeps_the_right_share_in_every_row_and_column_and_differs_betw
 
 @every_type
 @with_dropout
-@pytest.mark.parametrize("published", [True, False])
+@pytest.mark.parametrize("rule", ["equations", "published", "rewrite"])
 @pytest.mark.parametrize("at", [None, [3, 0, 7, 11, 3]])
-def test_a_whole_refinement_step(dtype, p, published, at):
+def test_a_whole_refinement_step(dtype, p, rule, at):
     """The step that is written out against its equations, with the four dropout masks that it draws from its seeds; for every
     token, and for a few (one of them asked for twice)."""
     at = None if at is None else torch.tensor(at, device=DEVICE)
     torch.manual_seed(0)
+    normed, published, rewrites = rule != "equations", rule == "published", rule == "rewrite"
     heads, width, inner = (4, 64, 96) if ON_GPU else (2, 32, 40)
     lengths, longest = [2, 9, 1, 0], 16
     tokens = sum(lengths)
@@ -245,11 +246,13 @@ def test_a_whole_refinement_step(dtype, p, published, at):
     given = refinement.Weights(
         *(matrix(3 * width, width), matrix(3 * width), matrix(width, width), matrix(width), matrix(width), matrix(width)),
         *(matrix(inner, width), matrix(inner), matrix(width, inner), matrix(width)),
-        *((matrix(width), matrix(width)) if published else (None, None)),
+        *((matrix(width), matrix(width)) if normed else (None, None)),
         *(matrix(width, width), matrix(width) if published else None, matrix(width, width)),
-        *(matrix(width) if published else None, torch.tensor([3.0], device=DEVICE, requires_grad=True)),
+        key_bias=matrix(width) if published else None,
+        temperature=torch.tensor([3.0], device=DEVICE, requires_grad=True),
+        opening=torch.tensor([1.5], device=DEVICE, requires_grad=True) if rewrites else None,
     )
-    settings = refinement.Settings(heads, longest, p, p, 1e-5)
+    settings = refinement.Settings(heads, longest, p, p, 1e-5, rewrites)
     h = leaf(1, tokens, width, dtype=dtype)
 
     def kept(rows, columns, index):
@@ -272,15 +275,18 @@ def test_a_whole_refinement_step(dtype, p, published, at):
         a = F.layer_norm(x + attended, (width,), w.norm, w.norm_bias, 1e-5)
         active = F.gelu(F.linear(a, w.up, w.up_bias)) * kept(rows, inner, 2)
         delta = F.linear(active, w.down, w.down_bias) * kept(rows, width, 3)
-        if published:
-            delta = F.layer_norm(delta, (width,), w.delta, w.delta_bias, 1e-5)
-        gates = torch.sigmoid(F.linear(x, w.query, w.query_bias) * F.linear(delta, w.key, w.key_bias) / w.temperature)
-        return (x + gates * delta)[None]
+        if normed:
+            delta = F.layer_norm(delta + a if rewrites else delta, (width,), w.delta, w.delta_bias, 1e-5)
+        if rewrites:
+            delta = delta - x
+        logits = F.linear(x, w.query, w.query_bias) * F.linear(delta, w.key, w.key_bias) / w.temperature
+        return (x + torch.sigmoid(logits if w.opening is None else logits + w.opening) * delta)[None]
 
     doubles = refinement.Weights(*(None if t is None else t.detach().double().requires_grad_() for t in given))
-    # a temperature for every number, so that its gradient's terms are seen: their sum may be small by chance, its error is not
+    # τ and b for every number, so that their gradients' terms are seen: the sum may be small by chance, its error is not
     rows = tokens if at is None else len(at)
-    doubles = doubles._replace(temperature=doubles.temperature.detach().expand(rows, width).clone().requires_grad_())
+    scalars = {name: t for name in ("temperature", "opening") if (t := getattr(doubles, name)) is not None}
+    doubles = doubles._replace(**{name: t.detach().expand(rows, width).clone().requires_grad_() for name, t in scalars.items()})
     double_h = h.detach().double().requires_grad_()
     expected = plain(double_h, doubles)
     grad = torch.randn(expected.shape, device=DEVICE, dtype=dtype)
@@ -288,7 +294,6 @@ def test_a_whole_refinement_step(dtype, p, published, at):
     out = refinement._Step.apply(h, at, borders, seeds, settings, *given)
     got = torch.autograd.grad(out, [h, *(t for t in given if t is not None)], grad)
     tolerance = {torch.bfloat16: 4e-2, torch.float16: 5e-3, torch.float32: 1e-5}[dtype]  # a dozen roundings in a row
-    *others, terms = (expected, *wanted)
-    for one, other in zip((out, *got), (*others, terms.sum()), strict=True):
-        scale = terms if other.ndim == 0 else other
-        assert (one.double() - other).norm() <= tolerance * scale.norm()
+    for one, other in zip((out, *got), (expected, *wanted), strict=True):
+        found = other if one.shape == other.shape else other.sum()
+        assert (one.double() - found).norm() <= tolerance * other.norm()

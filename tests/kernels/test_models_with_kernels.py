@@ -13,10 +13,7 @@ import torch
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
 
 import pnn
-import pnn.nn.attention
-import pnn.nn.gating
-import pnn.nn.pointwise
-import pnn.nn.refiner
+import pnn.nn.fast
 import pnn.objectives
 
 SIZE = {
@@ -32,8 +29,20 @@ MODELS = {
     "published": lambda: pnn.PNNForMaskedLM(
         pnn.PNNConfig(**SIZE, delta_norm=True, gate_bias=True, zero_init=False, num_steps=2, initializer_range=0.2)
     ),
+    "delta": lambda: pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZE, update="delta", zero_init=False, initializer_range=0.2)),
     "rewrite": lambda: pnn.PNNForMaskedLM(
-        pnn.PNNConfig(**SIZE, update="delta", zero_init=False, num_steps=2, initializer_range=0.2)
+        pnn.PNNConfig(**SIZE, update="rewrite", schedule=[0, 1, 0, 1], step_weights=[0.0, 0.3, 0.0, 0.7], initializer_range=0.2)
+    ),
+    "open": lambda: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(**SIZE, update="rewrite", gate_start=0.9, gate_bias=True, num_steps=2, initializer_range=0.2)
+    ),
+    "gateless": lambda: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(**SIZE, update="rewrite", gate="none", num_steps=2, initializer_range=0.2)
+    ),
+    "rotary": lambda: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(
+            **SIZE, update="rewrite", gate="token", positions="rotary", ffn="geglu", num_steps=2, initializer_range=0.2
+        )
     ),
     "bert": lambda: pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**SIZE, num_hidden_layers=2, initializer_range=0.2)),
 }
@@ -42,7 +51,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu com
 
 @pytest.fixture
 def kernels_forced(monkeypatch):
-    for module in (pnn.nn.pointwise, pnn.nn.attention, pnn.nn.gating, pnn.nn.refiner, pnn.objectives):
+    for module in (pnn.nn.fast, pnn.objectives):
         monkeypatch.setattr(module, "for_kernels", lambda x: True)
 
 
@@ -72,10 +81,10 @@ def loss_and_gradients(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "in_one_piece"), [*((name, True) for name in MODELS), ("published", False)])
+@pytest.mark.parametrize(("name", "in_one_piece"), [*((name, True) for name in MODELS), ("published", False), ("open", False)])
 def test_a_model_with_kernels_is_the_plain_model(name, in_one_piece, request, monkeypatch):
     if not in_one_piece:
-        monkeypatch.setattr(pnn.nn.refiner.DeltaRefiner, "in_one_piece", lambda *_: False)
+        monkeypatch.setattr(pnn.nn.fast, "written_out", lambda *_: False)
     torch.manual_seed(0)
     model = MODELS[name]().train()
     for p in model.parameters():  # biases and norms away from their first values, so that each matters

@@ -14,18 +14,17 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
 
 import pnn
-import pnn.nn.attention
-import pnn.nn.gating
-import pnn.nn.pointwise
+import pnn.nn.fast
 import pnn.objectives
 from pnn.kernels import attention, gate, norm
-from pnn.nn.attention import Layout, SelfAttention
+from pnn.nn.attention import SelfAttention
+from pnn.nn.packing import Layout
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
 
 
 def choose(monkeypatch, kernels: bool) -> None:
-    for module in (pnn.nn.pointwise, pnn.nn.attention, pnn.nn.gating, pnn.objectives):
+    for module in (pnn.nn.fast, pnn.objectives):
         monkeypatch.setattr(module, "for_kernels", lambda x: kernels)
 
 
@@ -47,7 +46,7 @@ def forms(monkeypatch):
 
     choose(monkeypatch, True)
     monkeypatch.setattr(attention, "short_attention", counted)
-    monkeypatch.setattr(pnn.nn.attention, "flash_packed_attention", twin)
+    monkeypatch.setattr(pnn.nn.fast, "flash_packed_attention", twin)
     return ran
 
 

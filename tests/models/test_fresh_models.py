@@ -124,8 +124,8 @@ def test_heads_that_do_not_divide_the_width_raise_with_both_numbers(config_class
         ({"schedule": [0, 2]}, "without a gap"),
         ({"schedule": [-1, 0]}, "without a gap"),
         ({"schedule": [0, 1], "num_steps": 3}, "schedule has 2 entries, but num_steps=3"),
-        ({"update": "gate"}, "update='gate' is none of gated, delta"),
-        ({"gate": "query"}, "gate='query' is none of query_key, none"),
+        ({"update": "gate"}, "update='gate' is none of gated, delta, rewrite"),
+        ({"gate": "query"}, "gate='query' is none of query_key, token, none"),
     ],
 )
 def test_impossible_configs_raise(wrong, message):

@@ -22,7 +22,7 @@ from small_models import (
 )
 
 import pnn
-from pnn.nn.attention import Layout
+from pnn.nn.packing import Layout
 from pnn.objectives import step_weights
 
 # Padded and packed ----------------------------------------------------------------------------------------------------

@@ -10,15 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import pnn
 from pnn.kernels import short_rows
-from pnn.nn.attention import Layout, Rows, SelfAttention, packed_attention, padded_attention
+from pnn.nn.attention import SelfAttention
 from pnn.nn.delta_rule import rewrite, rewrite_delta, soft_unit
 from pnn.nn.embeddings import TokenPositionEmbeddings
-from pnn.nn.feed_forward import FeedForward
-from pnn.nn.gating import QueryKeyGate
+from pnn.nn.feed_forward import FeedForward, GatedFeedForward
+from pnn.nn.gating import QueryKeyGate, TokenGate
 from pnn.nn.head import VocabularyHead
-from pnn.nn.refiner import DeltaRefiner
+from pnn.nn.packing import Layout, Rows, packed_attention, padded_attention
+from pnn.nn.rotary import rotation
 from pnn.nn.transformer import TransformerLayer
+from pnn.nn.updates import UPDATES, Gated
 
 WIDTH, HEADS, INNER = 12, 3, 20
 few = settings(deadline=None, max_examples=25)
@@ -179,6 +182,14 @@ def test_sequence_starts_is_the_border_before_each_token(lengths):
     assert Layout(cu_seqlens=borders).sequence_starts(sum(lengths)).tolist() == expected
 
 
+def test_rotary_positions_see_distances_only():
+    module = shaken(SelfAttention(WIDTH, HEADS))
+    h, positions = random(1, 5, WIDTH, seed=2), torch.arange(5)[None]
+    near, far = (module(h, Layout(rotation=rotation(positions + shift, WIDTH // HEADS, 100.0))) for shift in (0, 7))
+    assert torch.allclose(near, far, atol=1e-5)
+    assert not torch.allclose(near, module(h, Layout()), atol=1e-2)
+
+
 # The delta rule -------------------------------------------------------------------------------------------------------
 
 dimensions, seeds, betas = st.integers(2, 12), st.integers(0, 10_000), st.floats(0, 2)
@@ -241,6 +252,39 @@ def test_the_feed_forward_net_is_two_matrices_and_an_exact_gelu():
     assert torch.allclose(ffn(h), expected, atol=1e-12)
 
 
+def test_a_gate_that_starts_open_has_one_more_number():
+    h, delta = random(2, 4, WIDTH), random(2, 4, WIDTH, seed=1)
+    gate = QueryKeyGate(WIDTH, start=0.9)
+    assert torch.sigmoid(gate.opening).item() == pytest.approx(0.9)
+    gate = shaken(gate)
+    logits = (h @ gate.query.weight.T) * (delta @ gate.key.weight.T) / gate.temperature + gate.opening
+    assert torch.allclose(gate(h, delta), torch.sigmoid(logits), atol=1e-12)
+
+
+def test_a_gate_of_the_token_is_one_number_for_all_its_dimensions():
+    gate = shaken(TokenGate(WIDTH, start=0.5))
+    h, delta = random(2, 4, WIDTH), random(2, 4, WIDTH, seed=1)
+    logits = h @ gate.query.weight[0] + delta @ gate.key.weight[0] + gate.opening
+    assert torch.allclose(gate(h, delta)[..., 0], torch.sigmoid(logits), atol=1e-12)
+    assert gate(h, delta).shape == (2, 4, 1)
+
+
+def test_the_gated_feed_forward_net_multiplies_half_of_its_inner_states_with_the_other():
+    ffn = shaken(GatedFeedForward(WIDTH, INNER, dropout=0.0))
+    h = random(4, WIDTH)
+    up = h @ ffn.up.weight.T + ffn.up.bias
+    expected = gelu(up[:, :INNER]) * up[:, INNER:] @ ffn.down.weight.T + ffn.down.bias
+    assert torch.allclose(ffn(h), expected, atol=1e-12)
+
+
+SETTINGS = {"vocab_size": 9, "hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": INNER, "dropout": 0.0}
+
+
+def refiner_of(kind=None, **settings):
+    config = pnn.PNNConfig(**SETTINGS, **settings)
+    return (kind or UPDATES[config.update])(config)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -248,67 +292,74 @@ def test_the_feed_forward_net_is_two_matrices_and_an_exact_gelu():
         {"delta_norm": True, "gate_bias": True},
         {"gate": "none"},
         {"gate": "none", "delta_norm": True},
+        {"gate": "token"},
         {"update": "delta"},
         {"update": "delta", "delta_norm": True},
+        {"update": "rewrite"},
+        {"update": "rewrite", "gate_start": 0.9, "gate_bias": True},
+        {"update": "rewrite", "gate": "none"},
+        {"update": "rewrite", "gate": "token"},
     ],
 )
-def test_the_refiner_is_the_papers_equations(settings):
-    settings = {"delta_norm": False, "gate": "query_key", "gate_bias": False, "update": "gated"} | settings
-    plain = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-5, "zero_init": True}
-    refiner = shaken(DeltaRefiner(WIDTH, HEADS, INNER, **plain, **settings))
+def test_a_refiner_is_its_equations(settings):
+    refiner = shaken(refiner_of(**settings))
+    update, gate = settings.get("update", "gated"), refiner.gate
     h = random(5, WIDTH, seed=3)
     attended = layer_norm(h + attention_by_hand(refiner.attention, h), refiner.attention_norm)
     ffn = refiner.ffn
     delta = gelu(attended @ ffn.up.weight.T + ffn.up.bias) @ ffn.down.weight.T + ffn.down.bias
-    if settings["delta_norm"]:
+    if update == "rewrite":
+        delta = layer_norm(attended + delta, refiner.delta_norm) - h
+    elif settings.get("delta_norm"):
         delta = layer_norm(delta, refiner.delta_norm)
-    result = refiner.propose(h[None], Layout())
+    result = refiner.refine(h[None], Layout())
     assert torch.allclose(result.raw[0], delta, atol=1e-10)
-    if settings["update"] == "delta":
+    if update == "delta":
         written = attended @ refiner.write.weight.T + refiner.write.bias
         v, beta = written[:, :1], 2 / (1 + torch.exp(-written[:, 1:]))
         k = delta / (delta.square().sum(-1, keepdim=True) + 1).sqrt()
         expected = beta * k * (v - (k * h).sum(-1, keepdim=True))
-        assert result.gate is None
-    elif settings["gate"] == "none":
-        expected = delta
-        assert result.gate is None
     else:
-        gate = refiner.gate
-        query, key = h @ gate.query.weight.T, delta @ gate.key.weight.T
-        if settings["gate_bias"]:
-            query, key = query + gate.query.bias, key + gate.key.bias
-        expected = torch.sigmoid(query * key / gate.temperature) * delta
-        assert torch.allclose(result.gate[0] * delta, expected, atol=1e-10)
+        expected = delta if gate is None else gate(h, delta) * delta
+    assert (result.gate is None) == (gate is None)
+    if gate is not None:
+        assert torch.allclose(result.gate[0], gate(h, delta), atol=1e-10)
     assert torch.allclose(result.delta[0], expected, atol=1e-10)
+    assert torch.allclose(refiner(h[None], Layout())[0], h + expected, atol=1e-10)  # by its fast form
     assert expected.abs().max() > 0.1
 
 
-def test_a_rule_of_ones_own_is_applied_with_a_gate_too():
-    class Halved(DeltaRefiner):
-        def propose(self, h, layout, at=None):
-            found = super().propose(h, layout, at)
-            return found._replace(delta=found.delta / 2)
+def test_rewriting_without_a_gate_is_a_bert_layer():
+    refiner = shaken(refiner_of(update="rewrite", gate="none"))
+    layer = TransformerLayer(pnn.BertBaselineConfig(**SETTINGS)).double()
+    layer.load_state_dict({name.replace("delta_norm", "ffn_norm"): value for name, value in refiner.state_dict().items()})
+    h = random(2, 5, WIDTH, seed=3)
+    assert torch.equal(refiner(h, Layout()), layer(h, Layout()))
 
-    settings = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-5, "delta_norm": False, "gate": "query_key"}
-    settings |= {"gate_bias": False, "update": "gated", "zero_init": True}
-    whole, half = (shaken(kind(WIDTH, HEADS, INNER, **settings)) for kind in (DeltaRefiner, Halved))
+
+def test_a_rule_of_ones_own_never_takes_anothers_fast_form():
+    class Halved(Gated):
+        def change(self, h, raw, a):
+            delta, gate = super().change(h, raw, a)
+            return delta / 2, gate
+
+    whole, half = (shaken(refiner_of(kind)) for kind in (Gated, Halved))
     half.load_state_dict(whole.state_dict())
     h = random(1, 5, WIDTH, seed=3)
     assert torch.allclose(half(h, Layout()) - h, (whole(h, Layout()) - h) / 2, atol=1e-12)
 
 
 def test_only_the_last_ffn_matrix_is_marked_to_start_at_zero():
-    common = {"dropout": 0.0, "attention_dropout": 0.0, "eps": 1e-5, "delta_norm": True, "gate_bias": True, "update": "gated"}
     for zero_init in (True, False):
-        refiner = DeltaRefiner(WIDTH, HEADS, INNER, **common, gate="query_key", zero_init=zero_init)
+        refiner = refiner_of(delta_norm=True, gate_bias=True, zero_init=zero_init)
         marked = [name for name, module in refiner.named_modules() if getattr(module, "zero_start", False)]
         assert marked == (["ffn.down"] if zero_init else [])
+    assert not any(getattr(module, "zero_start", False) for module in refiner_of(update="rewrite").modules())
 
 
 @pytest.mark.parametrize("lengths", [None, (6, 2, 4)])
 def test_a_transformer_layer_equals_torchs(lengths):
-    ours = shaken(TransformerLayer(WIDTH, HEADS, INNER, dropout=0.0, attention_dropout=0.0, eps=1e-5))
+    ours = shaken(TransformerLayer(pnn.BertBaselineConfig(**SETTINGS)))
     theirs = nn.TransformerEncoderLayer(WIDTH, HEADS, INNER, dropout=0.0, activation="gelu", batch_first=True).double()
     theirs.self_attn.in_proj_weight.data.copy_(ours.attention.qkv.weight.data)
     theirs.self_attn.in_proj_bias.data.copy_(ours.attention.qkv.bias.data)

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pnn.errors import UserError
-from pnn.nn.attention import Layout, SelfAttention
-from pnn.nn.decoder import CausalAttention, Context, causal_mask, rotation
+from pnn.nn.attention import SelfAttention
+from pnn.nn.decoder import CausalAttention, Context, causal_mask
+from pnn.nn.packing import Layout
+from pnn.nn.rotary import rotation
 from pnn.plasticity import Scores, choose, heads, masked, prune, score
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import gated, head_map, stretches

@@ -8,7 +8,7 @@ from pnn import kernels
 from pnn.config import load_config
 from pnn.errors import UserError
 from pnn.models.sections import build_model, model_config
-from pnn.nn.pointwise import for_kernels
+from pnn.nn.fast import for_kernels
 from pnn.training.device import compiles, precision_of
 from pnn.training.recording import can_record
 

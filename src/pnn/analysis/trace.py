@@ -190,16 +190,14 @@ def trace_batch(model: MaskedLMBase, batch: Batch, edits: Sequence[Edit] = (), n
         x.to(device) for x in (batch.masked.input_ids, batch.packed.position_ids, batch.packed.cu_seqlens)
     )
     tokens = encoder.embeddings.token(ids[None])
-    position_ids, layout = arrange(
-        tokens, None, position_ids[None], borders, model.config.max_position_embeddings, model.config.num_attention_heads
-    )
+    position_ids, layout = arrange(tokens, None, position_ids[None], borders, model.config)
     h = encoder.embeddings(tokens, position_ids)
     states, steps = [h[0]], []
     for number, block in enumerate(blocks, 1):
         refiner: Any = block
         with listening(block, [e for e in edits if e.steps is None or number in e.steps], Place(number, batch)) as heard:
             if isinstance(encoder, PNNModel):
-                refinement = refiner.propose(h, layout)
+                refinement = refiner.refine(h, layout)
                 change, raw, gate = refinement.delta, refinement.raw[0], refinement.gate
                 h = h + change
             else:

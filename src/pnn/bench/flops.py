@@ -4,8 +4,9 @@
     inference  2 · (Σ matrix parameters a token passes)  +   4 · L · d  for every layer or step
 
 A shared matrix counts each time it is passed. The head counts only for positions that are predicted, by their share of all
-tokens; a PNN is trained after every step, so its head is passed T times in training and once in inference. The last step or
-layer, too, is only asked for predicted positions: every token passes q, k and v there, the rest only those. Attention's
+tokens; a PNN is trained after every step whose weight is above 0, so its head is passed so often in training, and once in
+inference. The last step or layer, too, is only asked for predicted positions: every token passes q, k and v there, the rest
+only those. Attention's
 q kᵀ and weights · v take 2 L d each forward, and twice that backward; L is the mean number of tokens that a token attends
 to: the mean of the sequences' lengths, each weighted by its tokens. Embeddings are looked up and cost nothing here; norms,
 activations and the optimiser are left out, as is usual. Padding is no work: a baseline that computes it gets no credit.
@@ -16,25 +17,35 @@ reads and rewrites its state (compressors, directions) is elementwise and left o
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from typing import Any
 
+import torch
+from torch import nn
+
+from pnn.models.bert import BertBaselineConfig
 from pnn.models.ddl import DDLConfig
 from pnn.models.pnn import PNNConfig
+from pnn.nn.transformer import TransformerLayer
+from pnn.nn.updates import UPDATES
 
 
 def block_parameters(config: Any) -> int:
-    """Matrix parameters of one refinement step of a PNN, or one layer of a BERT."""
+    """Matrix parameters of one refinement step of a PNN, or one layer of a BERT: whatever matrices its module has."""
     width, inner = config.hidden_size, config.intermediate_size
     if isinstance(config, DDLConfig):
         generators = 0 if config.residual == "additive" else 2 * width * (config.value_channels + 1)
         return 4 * width * width + 3 * width * inner + generators
-    parameters = 4 * width * width + 2 * width * inner  # q, k, v, out; up, down
-    if isinstance(config, PNNConfig):
-        if config.update == "delta":
-            parameters += 2 * width
-        elif config.gate == "query_key":
-            parameters += 2 * width * width
-    return parameters
+    return _matrices_of_block(type(config), config.to_json_string(use_diff=False))
+
+
+@cache
+def _matrices_of_block(kind: type[PNNConfig | BertBaselineConfig], described: str) -> int:
+    config: Any = kind.from_dict(json.loads(described))
+    with torch.device("meta"):
+        block: nn.Module = UPDATES[config.update](config) if kind is PNNConfig else TransformerLayer(config)
+    return sum(p.numel() for p in block.parameters() if p.dim() > 1)
 
 
 def head_parameters(config: Any) -> int:
@@ -59,7 +70,9 @@ def passed_in_blocks(config: Any, steps: int, target_share: float) -> float:
 def training_flops(config: Any, attended: float, target_share: float) -> float:
     """FLOPs of a real token, forward and backward. `attended`: L; `target_share`: predicted positions over tokens."""
     steps = blocks(config)
-    supervised = steps if isinstance(config, PNNConfig) else 1
+    supervised = 1
+    if isinstance(config, PNNConfig):
+        supervised = steps if config.step_weights is None else sum(weight > 0 for weight in config.step_weights)
     passed = passed_in_blocks(config, steps, target_share) + supervised * target_share * head_parameters(config)
     return 6 * passed + 12 * attended * config.hidden_size * steps
 

@@ -91,7 +91,7 @@ def text_of(trainer: Trainer) -> Text:
     targets = tokens = 0
     for update in updates_ahead(trainer.stream, trainer.plan, 0, 1, SHARE_UPDATES):  # every process counts for itself
         masked = [
-            batch.mask(special_tokens(trainer.prepared.tokenizer), data.mask_probability, seed, data.masking)
+            batch.mask(special_tokens(trainer.prepared.tokenizer), data.masked_in_training, seed, data.masking)
             for batch in update.batches
         ]
         targets += sum(int(count_targets(part.labels)) for part in masked)
@@ -194,7 +194,7 @@ def padded_updates(trainer: Trainer, count: int) -> list[tuple[list[Padded], int
     for update in updates_of(trainer, count):
         parts = []
         for batch in update.batches:
-            masked = batch.mask(special_tokens(trainer.prepared.tokenizer), data.mask_probability, seed, data.masking)
+            masked = batch.mask(special_tokens(trainer.prepared.tokenizer), data.masked_in_training, seed, data.masking)
             parts.append(pad(batch, masked, data.max_length, pad_token))
         rows = min(MICRO_BATCH_ROWS, trainer.config.training.batch_size)
         out.append((micro_batches(parts, rows), update.tokens))

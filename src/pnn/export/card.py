@@ -15,6 +15,7 @@ from pnn.config import RunConfig
 from pnn.export.changes import Changes
 from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
+from pnn.nn.updates import UPDATES
 from pnn.plasticity.heads import heads, original_counts
 from pnn.plasticity.models import HISTORY
 from pnn.runs import is_cycle, read_config, read_json
@@ -34,18 +35,14 @@ OURS = ("pnn", "pnn_bert_baseline", "ddl", "pnn_plastic")
 def of_refiners(config: Any) -> str:
     """What a PNN does, which depends on how many refiners it has and how they change the state."""
     count, steps = config.num_refiners, config.num_steps
-    gated = "gated " if config.update == "gated" and config.gate != "none" else ""
+    gated = "gated " if config.update != "delta" and config.gate != "none" else ""
     if count == 1:
         times = "once" if steps == 1 else f"again and again, {steps} times"
         text = f"one {gated}refiner is applied to every token's state {times}."
     else:
         order = "one after the other" if count == steps else f"{steps} steps in all"
         text = f"{count} {gated}refiners are applied to every token's state, {order}."
-    if config.update == "delta":
-        text += " A step rewrites the state along one direction, by the delta rule."
-    elif not gated:
-        text += " What a refiner proposes is added as it is, without a gate."
-    return f"A Plastic Neural Network: {text}"
+    return f"A Plastic Neural Network: {text} {UPDATES[config.update].sentence(config)}"
 
 
 def percent(value: float) -> str:

@@ -1,10 +1,10 @@
 """A whole refinement step of PNN, its forward and backward pass written out: matrix products, and the kernels between them.
 
-    [qkv, q] = W h + b,   a = LN(h + drop(W_o attention(qkv) + b_o)),   δ = drop(W_2 drop(GELU(W_1 a + b_1)) + b_2)  [LN(δ)]
-    k = W_k δ + b_k,   h⁺ = h + σ(q ⊙ k / τ) ⊙ δ
+    [qkv, q] = W h + b,   a = LN(h + drop(W_o attention(qkv) + b_o)),   f = drop(W_2 drop(GELU(W_1 a + b_1)) + b_2)
+    δ = f,  LN(f)  or, where it rewrites,  LN(a + f) − h,   k = W_k δ + b_k,   h⁺ = h + σ(q ⊙ k / τ + b) ⊙ δ
 
-autograd over the single operations computes the same. Written out, the four ways that gradients reach h, and the two that
-reach δ, are added inside the products and kernels where they arise, instead of in passes of their own; the gate's query is
+autograd over the single operations computes the same. Written out, the four or five ways that gradients reach h, and the two
+that reach δ, are added inside the products and kernels where they arise, instead of in passes of their own; the gate's query is
 projected in one product with attention's; and there is nothing left to compile. With `at` the step is asked for a few tokens
 only (the predicted ones, at the last step): attention still needs keys and values of all, everything after it is per token.
 """
@@ -20,7 +20,7 @@ from pnn.kernels import attention, gate, norm, pointwise
 
 
 class Weights(NamedTuple):
-    """Parameters of a step, in their own precision. `delta_*` (LN on δ) and the gate's biases may be None."""
+    """Parameters of a step, in their own precision. `delta_*` (LN on δ), the gate's biases and its opening b may be None."""
 
     qkv: Tensor
     qkv_bias: Tensor
@@ -39,6 +39,7 @@ class Weights(NamedTuple):
     key: Tensor
     key_bias: Tensor | None
     temperature: Tensor
+    opening: Tensor | None
 
 
 class Settings(NamedTuple):
@@ -47,6 +48,7 @@ class Settings(NamedTuple):
     dropout: float
     attention_dropout: float
     eps: float
+    rewrites: bool = False
 
 
 def takes(width: int, heads: int, longest: int) -> bool:
@@ -92,18 +94,22 @@ class _Step(torch.autograd.Function):
             delta = pointwise.dropped(raw, p, delta_seed)
         else:
             raw = torch.mm(active, down.t())
-            delta, *more = norm.forward(raw, w.down_bias, None, w.delta, w.delta_bias, settings.eps, p, delta_seed, dtype)
+            residual = a if settings.rewrites else None
+            delta, *more = norm.forward(raw, w.down_bias, residual, w.delta, w.delta_bias, settings.eps, p, delta_seed, dtype)
             statistics += more
+            if settings.rewrites:
+                delta -= here
         k = torch.mm(delta, key.t()) if w.key_bias is None else torch.addmm(w.key_bias.to(dtype), delta, key.t())
         ctx.save_for_backward(
             *(at, borders, seeds, x, projected, context, log_sums, here, q, attended, a, inner, active, raw, delta, k),
             *(projection, query, out, up, down, key, w.out_bias, w.norm, w.up_bias, w.down_bias, w.temperature),
-            *(*statistics, *(() if w.delta is None else (w.delta,))),
+            *(*statistics, *(() if w.delta is None else (w.delta,)), *(() if w.opening is None else (w.opening,))),
         )
         ctx.settings, ctx.shape = settings, h.shape
         ctx.has_biases = w.query_bias is not None, w.key_bias is not None
+        ctx.opens = w.opening is not None
         assert q is not None
-        return gate.forward(here, q, k, delta, w.temperature).view(h.shape if at is None else (1, len(at), width))
+        return gate.forward(here, q, k, delta, w.temperature, w.opening).view(h.shape if at is None else (1, len(at), width))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -111,6 +117,7 @@ class _Step(torch.autograd.Function):
             ctx.saved_tensors
         )
         projection, query, out, up, down, key, out_bias, norm_weight, up_bias, down_bias, temperature, *statistics = rest
+        opening = statistics.pop() if ctx.opens else None
         settings, p, width = ctx.settings, ctx.settings.dropout, x.shape[1]
         attention_seed, norm_seed, gelu_seed, delta_seed = seeds.split(1)
         grad = grad.reshape(here.shape).contiguous()
@@ -118,22 +125,27 @@ class _Step(torch.autograd.Function):
         grad_projected = torch.empty_like(projected)
         grad_qkv, grad_q = _parts(grad_projected, width, settings.heads)
         grad_q = torch.empty_like(q) if grad_q is None else grad_q
-        grad_k, grad_delta, grad_temperature = gate.backward(grad, q, k, delta, temperature, grad_q)
+        grad_k, grad_delta, grad_numbers = gate.backward(grad, q, k, delta, temperature, opening, grad_q)
         grad_delta = torch.addmm(grad_delta, grad_k, key, out=grad_delta)  # δ is gated, and its key gates
+        grad_fed: Tensor | None = None  # what reaches a beside the FFN
         if len(statistics) == 2:
             grad_raw = pointwise.dropped(grad_delta, p, delta_seed)
             grad_down_bias = _sum(grad_raw)
             delta_grads: tuple[Tensor | None, Tensor | None] = (None, None)
         else:
             *_, means, inverse_deviations, delta_weight = statistics
-            grad_raw, _, sums = norm.backward(
-                grad_delta, raw, down_bias, None, delta_weight, means, inverse_deviations, p, delta_seed
+            residual = a if settings.rewrites else None
+            grad_raw, grad_residual, sums = norm.backward(
+                grad_delta, raw, down_bias, residual, delta_weight, means, inverse_deviations, p, delta_seed
             )
             grad_down_bias, delta_grads = sums[2], (sums[0], sums[1])
+            if settings.rewrites:
+                grad_fed = grad_residual
+                grad = grad - grad_delta  # δ takes h away
         grad_inner, grad_up_bias = pointwise.gelu_backward(inner, up_bias, torch.mm(grad_raw, down), p, gelu_seed)
-        # h is changed by the gate (grad passes), normed with attention, and projected: three ways back, added on the way
+        # h is changed by the gate (grad passes on), normed with attention, and projected: three ways back, added on the way
         means, inverse_deviations = statistics[:2]
-        grad_a = torch.mm(grad_inner, up)
+        grad_a = torch.mm(grad_inner, up) if grad_fed is None else torch.addmm(grad_fed, grad_inner, up, out=grad_fed)
         grad_attended, grad_h, sums = norm.backward(
             grad_a, attended, out_bias, here, norm_weight, means, inverse_deviations, p, norm_seed, passing=grad
         )
@@ -164,7 +176,8 @@ class _Step(torch.autograd.Function):
             *delta_grads,
             *(grad_query, grad_query_bias if has_query_bias else None),
             *(_product(grad_k, delta), _sum(grad_k) if has_key_bias else None),
-            grad_temperature,
+            grad_numbers[:1],
+            grad_numbers[1:] if ctx.opens else None,
         )
 
 

@@ -6,7 +6,7 @@ them. All are `PreTrainedModel`s, so `save_pretrained`, pipelines and the HF `Tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,13 +16,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from pnn.nn.attention import Layout, Rows, only_at
 from pnn.nn.embeddings import TokenPositionEmbeddings
-from pnn.nn.gating import QueryKeyGate
+from pnn.nn.fast import for_kernels
+from pnn.nn.feed_forward import FEED_FORWARDS
 from pnn.nn.head import VocabularyHead
-from pnn.nn.pointwise import for_kernels
+from pnn.nn.packing import Layout, Rows, only_at
+from pnn.nn.rotary import rotation
 from pnn.objectives import IGNORE, step_weighted_loss
 
+ROTARY_BASE = 10000.0
 KEYS_TO_IGNORE = ["step_losses", "states", "deltas", "gates"]  # what HF Trainer's predictions leave out: logits remain
 
 
@@ -56,6 +58,14 @@ class ClassifierOutput(ModelOutput):
     gates: tuple[Tensor, ...] | None = None
 
 
+def check_encoder(config: Any) -> None:
+    """What both encoders' configs can get wrong."""
+    for key, choices in (("ffn", FEED_FORWARDS), ("positions", ("learned", "rotary"))):
+        if getattr(config, key) not in choices:
+            raise ValueError(f"{key}={getattr(config, key)!r} is none of {', '.join(choices)}")
+    check_heads(config)
+
+
 def check_heads(config: Any) -> None:
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(f"num_attention_heads={config.num_attention_heads} does not divide hidden_size={config.hidden_size}")
@@ -66,11 +76,11 @@ def arrange(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
-    max_positions: int,
-    heads: int,
+    config: Any,
 ) -> tuple[Tensor, Layout]:
     """Position ids and layout of a padded (B, L, d) or packed (1, N, d) batch of token embeddings."""
     rows, length = tokens.shape[:2]
+    max_positions, heads = config.max_position_embeddings, config.num_attention_heads
     if cu_seqlens is not None:
         if rows != 1:
             raise ValueError(f"packed input is one row of tokens, got {rows} rows")
@@ -78,12 +88,15 @@ def arrange(
         layout = Layout(cu_seqlens=cu_seqlens, max_seqlen=max_positions, rows=as_rows)
         if position_ids is None:
             position_ids = (torch.arange(length, device=tokens.device) - layout.sequence_starts(length))[None]
-        return position_ids, layout
-    if length > max_positions:
-        raise ValueError(f"a sequence of {length} tokens, but the model takes {max_positions} (truncate it)")
-    if position_ids is None:
-        position_ids = torch.arange(length, device=tokens.device)[None]
-    return position_ids, Layout(keep=None if attention_mask is None else attention_mask.bool())
+    else:
+        if length > max_positions:
+            raise ValueError(f"a sequence of {length} tokens, but the model takes {max_positions} (truncate it)")
+        if position_ids is None:
+            position_ids = torch.arange(length, device=tokens.device)[None]
+        layout = Layout(keep=None if attention_mask is None else attention_mask.bool())
+    if config.positions == "rotary":
+        layout = replace(layout, rotation=rotation(position_ids, config.hidden_size // heads, ROTARY_BASE))
+    return position_ids, layout
 
 
 class PnnPreTrainedModel(PreTrainedModel):
@@ -109,8 +122,8 @@ class PnnPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
-        elif isinstance(module, QueryKeyGate):
-            init.constant_(module.temperature, module.initial_temperature)
+        for name, value in getattr(module, "starts", {}).items():  # single numbers that a part starts elsewhere
+            init.constant_(getattr(module, name), value)
 
 
 class EncoderBase(PnnPreTrainedModel):
@@ -120,7 +133,7 @@ class EncoderBase(PnnPreTrainedModel):
         super().__init__(config)
         self.embeddings = TokenPositionEmbeddings(
             config.vocab_size,
-            config.max_position_embeddings,
+            None if config.positions == "rotary" else config.max_position_embeddings,
             config.hidden_size,
             config.dropout,
             config.layer_norm_eps,
@@ -171,8 +184,7 @@ class EncoderBase(PnnPreTrainedModel):
         if num_steps is not None and num_steps < 0:
             raise ValueError(f"num_steps={num_steps} is below zero")
         tokens = self.embeddings.token(input_ids) if inputs_embeds is None else inputs_embeds
-        longest, heads = self.config.max_position_embeddings, self.config.num_attention_heads
-        position_ids, layout = arrange(tokens, attention_mask, position_ids, cu_seqlens, longest, heads)
+        position_ids, layout = arrange(tokens, attention_mask, position_ids, cu_seqlens, self.config)
         if last_at is not None and output_gates:
             raise ValueError("gates come for every token: leave out last_at")
         h = self.embeddings(tokens, position_ids)

@@ -16,9 +16,9 @@ from pnn.models.base import (
     MaskedLMBase,
     MultipleChoiceBase,
     SequenceClassificationBase,
-    check_heads,
+    check_encoder,
 )
-from pnn.nn.attention import Layout
+from pnn.nn.packing import Layout
 from pnn.nn.transformer import TransformerLayer
 
 
@@ -33,6 +33,8 @@ class BertBaselineConfig(PreTrainedConfig):
     intermediate_size: int = 3072
     max_position_embeddings: int = 128
     num_hidden_layers: int = 12
+    ffn: str = "gelu"  # or "geglu", which has as many parameters at two thirds of the intermediate_size
+    positions: str = "learned"  # or "rotary"
     tie_word_embeddings: bool = False
     head_transform: bool = False
     dropout: float | int = 0.1
@@ -42,7 +44,7 @@ class BertBaselineConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
 
     def validate_layers(self) -> None:
-        check_heads(self)
+        check_encoder(self)
         if self.num_hidden_layers < 1:
             raise ValueError(f"num_hidden_layers={self.num_hidden_layers}, but at least one layer is needed")
 
@@ -52,17 +54,7 @@ class BertBaselineModel(EncoderBase):
 
     def __init__(self, config: BertBaselineConfig):
         super().__init__(config)
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                config.hidden_size,
-                config.num_attention_heads,
-                config.intermediate_size,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                eps=config.layer_norm_eps,
-            )
-            for _ in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
         self.post_init()
 
     @property

@@ -27,7 +27,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from pnn.models.base import check_heads
 from pnn.models.ddl_cache import DDLCache, Histories
 from pnn.nn import delta_stream
-from pnn.nn.decoder import CausalAttention, Context, RMSNorm, SwiGLU, causal_mask, rotation
+from pnn.nn.decoder import CausalAttention, Context, RMSNorm, SwiGLU, causal_mask
 from pnn.nn.delta_rule import (
     AdditiveResidual,
     ChannelCompressor,
@@ -38,7 +38,8 @@ from pnn.nn.delta_rule import (
     TokenCompressor,
 )
 from pnn.nn.delta_stream import Sublayer
-from pnn.nn.pointwise import computed_in, for_kernels, untouched
+from pnn.nn.fast import computed_in, for_kernels, untouched
+from pnn.nn.rotary import rotation
 from pnn.objectives import next_token_loss
 
 RESIDUALS = ("delta", "write_only", "additive")

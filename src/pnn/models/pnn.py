@@ -4,6 +4,7 @@
 
 The defaults are the paper's equations: no norm on δ, no gate bias, zero init, an untied head: 53,704,251 parameters.
 What the published code does instead is `delta_norm=True, gate_bias=True, zero_init=False`: 53,707,323.
+`update` names the rule by which a refiner changes the state (`nn/updates`); "rewrite" proposes the whole next state.
 `schedule` says which refiner runs at which step: [0, 0, 0, 0] is the paper; [0, 1, 2, 3, 0, 1, 2, 3] applies four twice.
 """
 
@@ -22,14 +23,13 @@ from pnn.models.base import (
     MaskedLMBase,
     MultipleChoiceBase,
     SequenceClassificationBase,
-    check_heads,
+    check_encoder,
 )
-from pnn.nn.attention import Layout
-from pnn.nn.refiner import DeltaRefiner
+from pnn.nn import fast
+from pnn.nn.gating import GATES
+from pnn.nn.packing import Layout
+from pnn.nn.updates import UPDATES
 from pnn.objectives import step_weights
-
-UPDATES = ("gated", "delta")
-GATES = ("query_key", "none")
 
 
 @strict
@@ -44,12 +44,15 @@ class PNNConfig(PreTrainedConfig):
     max_position_embeddings: int = 128
     num_steps: int | None = None  # None: the schedule's length, or four
     schedule: list[int] | None = None  # None: refiner 0 at every step
-    step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four
-    update: str = "gated"
-    gate: str = "query_key"
+    step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
+    update: str = "gated"  # "delta", "rewrite": see nn/updates
+    gate: str = "query_key"  # one for each dimension; "token": one for each token; "none"
+    gate_start: float = 0.5  # how far gates are open before training
     delta_norm: bool = False
     gate_bias: bool = False
     zero_init: bool = True
+    ffn: str = "gelu"  # or "geglu", which has as many parameters at two thirds of the intermediate_size
+    positions: str = "learned"  # or "rotary"
     tie_word_embeddings: bool = False
     head_transform: bool = False  # BERT's dense layer before the vocabulary; what a tied head wants
     dropout: float | int = 0.1
@@ -67,7 +70,7 @@ class PNNConfig(PreTrainedConfig):
 
     def validate_refinement(self) -> None:
         """Called by `@strict` after construction and before saving."""
-        check_heads(self)
+        check_encoder(self)
         assert self.schedule is not None
         assert self.num_steps is not None
         if set(self.schedule) == {0}:  # one refiner: the number of steps says it all, and may have been changed since
@@ -80,10 +83,14 @@ class PNNConfig(PreTrainedConfig):
             raise ValueError(f"schedule={self.schedule} must use refiners 0, 1, 2, … without a gap")
         if self.step_weights is not None and len(self.step_weights) != self.num_steps:
             raise ValueError(f"step_weights has {len(self.step_weights)} entries, but num_steps={self.num_steps}")
+        if self.step_weights is not None and (min(self.step_weights) < 0 or self.step_weights[-1] == 0):
+            raise ValueError(f"step_weights={self.step_weights} must not be below zero, and the last must be above it")
         if self.update not in UPDATES:
             raise ValueError(f"update={self.update!r} is none of {', '.join(UPDATES)}")
         if self.gate not in GATES:
             raise ValueError(f"gate={self.gate!r} is none of {', '.join(GATES)}")
+        if not 0 < self.gate_start < 1:
+            raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
 
     @property
     def num_refiners(self) -> int:
@@ -96,22 +103,7 @@ class PNNModel(EncoderBase):
 
     def __init__(self, config: PNNConfig):
         super().__init__(config)
-        self.refiners = nn.ModuleList(
-            DeltaRefiner(
-                config.hidden_size,
-                config.num_attention_heads,
-                config.intermediate_size,
-                dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                eps=config.layer_norm_eps,
-                delta_norm=config.delta_norm,
-                gate=config.gate,
-                gate_bias=config.gate_bias,
-                update=config.update,
-                zero_init=config.zero_init,
-            )
-            for _ in range(config.num_refiners)
-        )
+        self.refiners = nn.ModuleList(UPDATES[config.update](config) for _ in range(config.num_refiners))
         self.post_init()
 
     @property
@@ -119,8 +111,7 @@ class PNNModel(EncoderBase):
         return self.refiners
 
     def compile_blocks(self, with_kernels: bool = False) -> None:
-        written_out = with_kernels and self.config.update == "gated" and self.config.gate == "query_key"
-        if not written_out:  # kernels/refinement leaves a compiler nothing to do
+        if not (with_kernels and all(fast.can_write_out(refiner) for refiner in self.refiners)):
             super().compile_blocks(with_kernels)
 
     def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None) -> EncoderOutput:
@@ -131,7 +122,7 @@ class PNNModel(EncoderBase):
         for step in range(steps):
             refiner = self.refiners[schedule[step % len(schedule)]]
             if details:
-                refinement = refiner.propose(h, layout)
+                refinement = refiner.refine(h, layout)
                 h = h + refinement.delta
                 deltas.append(refinement.delta)
                 if refinement.gate is not None:
@@ -153,7 +144,8 @@ class PNNForMaskedLM(MaskedLMBase):
         weights = self.config.step_weights
         if weights is None or len(weights) != steps:
             weights = step_weights(steps)
-        return states[1:], list(weights)
+        read = [step for step, weight in enumerate(weights) if weight > 0]
+        return tuple(states[1:][step] for step in read), [weights[step] for step in read]
 
 
 class PNNForSequenceClassification(SequenceClassificationBase):

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pnn.nn.rotary import rotate
+
 
 class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float):
@@ -29,21 +31,6 @@ class RMSNorm(nn.Module):
         y = x.float()
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
         return (self.weight * y).to(x.dtype)
-
-
-def rotation(positions: Tensor, width: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles, (…, width / 2) in fp32. Made anew for each batch: a table that is not saved with
-    the weights could come back as anything."""
-    frequencies = base ** (-torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
-    angles = positions[..., None].float() * frequencies
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (x_i, x_{i + width/2}) of each head. x: (B, T, heads, width), cos and sin: (B or 1, T, width / 2)."""
-    a, b = x.float().chunk(2, dim=-1)
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 class KeyValues(Protocol):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pnn.nn.decoder import RMSNorm
 from pnn.nn.delta_rule import ChannelCompressor, DeltaResidual, Squeeze, TokenCompressor
-from pnn.nn.pointwise import for_kernels, untouched
+from pnn.nn.fast import for_kernels, untouched
 
 if TYPE_CHECKING:
     from pnn.kernels import rewriting  # needs Triton: imported where it runs

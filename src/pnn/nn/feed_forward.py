@@ -1,10 +1,10 @@
-"""FFN(h) = W_2 · dropout(GELU(W_1 h + b_1)) + b_2."""
+"""FFN(h) = W_2 · dropout(GELU(W_1 h + b_1)) + b_2, and its gated form FFN(h) = W_2 · dropout(GELU(u) ⊙ v) + b_2 with
+(u, v) = split(W_1 h + b_1), which has as many parameters at two thirds of the inner size."""
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
-
-from pnn.nn.pointwise import gelu_drop, product, untouched
 
 
 class FeedForward(nn.Module):
@@ -15,11 +15,20 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.down(self.inner(h))
+        return self.down(self.dropout(F.gelu(self.up(h))))
 
-    def inner(self, h: Tensor) -> Tensor:
-        return gelu_drop(*product(self.up, h), self.dropout)
 
-    def unbiased(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        """FFN(h) without b_2, and b_2, where the next kernel adds it; elsewhere (FFN(h), None)."""
-        return product(self.down, self.inner(h)) if untouched(self) else (self(h), None)
+class GatedFeedForward(nn.Module):
+    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float):
+        super().__init__()
+        self.up = nn.Linear(hidden_size, 2 * intermediate_size)
+        self.up.parts = 2  # type: ignore[assignment]  # as attention's qkv
+        self.down = nn.Linear(intermediate_size, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, h: Tensor) -> Tensor:
+        u, v = self.up(h).chunk(2, dim=-1)
+        return self.down(self.dropout(F.gelu(u) * v))
+
+
+FEED_FORWARDS = {"gelu": FeedForward, "geglu": GatedFeedForward}

@@ -1,49 +1,57 @@
-"""The query-key gate of PNN, equations (6)–(8):
+"""Gates between a state h and a proposed change δ.
 
-    q = W_q h   (what is needed)      k = W_k δ   (what is offered)      g = σ(q ⊙ k / τ)
+    query-key, equations (6)–(8)    g = σ(W_q h ⊙ W_k δ / τ [+ b])      one for each dimension
+    token                           g = σ(u·h + w·δ + b)                one for each token
 
-τ is one learned number, started at √d. The paper's W_q and W_k have no biases, the published code's have.
+W_q h is what is needed, W_k δ what is offered. τ is one learned number, started at √d. The paper's W_q and W_k have no biases,
+the published code's have. A gate starts half open, or where `start` says: then there is a b, one learned number, with
+σ(b) = start.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pnn.nn.pointwise import for_kernels, untouched
+
+def logit(share: float) -> float:
+    return math.log(share / (1 - share))
 
 
 class QueryKeyGate(nn.Module):
-    def __init__(self, hidden_size: int, bias: bool = False):
+    def __init__(self, hidden_size: int, bias: bool = False, start: float = 0.5):
         super().__init__()
         self.query = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.key = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.temperature = nn.Parameter(torch.empty(1))
-        self.reset_temperature()
-
-    @property
-    def initial_temperature(self) -> float:
-        return math.sqrt(self.query.in_features)
-
-    def reset_temperature(self) -> None:
-        nn.init.constant_(self.temperature, self.initial_temperature)
+        self.opening = nn.Parameter(torch.empty(1)) if start != 0.5 else None
+        self.starts = {"temperature": math.sqrt(hidden_size)} | ({} if start == 0.5 else {"opening": logit(start)})
+        for name, value in self.starts.items():
+            nn.init.constant_(getattr(self, name), value)
 
     def forward(self, h: Tensor, delta: Tensor) -> Tensor:
-        return torch.sigmoid(self.query(h) * self.key(delta) / self.temperature)
+        logits = self.query(h) * self.key(delta) / self.temperature
+        return torch.sigmoid(logits if self.opening is None else logits + self.opening)
 
-    def update(self, h: Tensor, delta: Tensor) -> Tensor:
-        """h + g ⊙ δ, for callers that do not need the gate itself."""
-        if for_kernels(h):
-            from pnn.kernels import gate as kernel
 
-            if kernel.takes(h):
-                return kernel.gated_update(h, self.query(h), self.key(delta), delta, self.temperature)
-        if type(self.query) is nn.Linear and untouched(self.query):
-            # τ divides the matrix instead of every token, which takes its gradient over the tokens three times less
-            bias = None if self.query.bias is None else self.query.bias / self.temperature
-            q = F.linear(h, self.query.weight / self.temperature, bias)
-            return torch.addcmul(h, torch.sigmoid(q * self.key(delta)), delta)
-        return torch.addcmul(h, self(h, delta), delta)
+class TokenGate(nn.Module):
+    def __init__(self, hidden_size: int, bias: bool = False, start: float = 0.5):
+        super().__init__()
+        self.query = nn.Linear(hidden_size, 1, bias=False)
+        self.key = nn.Linear(hidden_size, 1, bias=False)
+        self.opening = nn.Parameter(torch.full((1,), logit(start)))
+        self.starts = {"opening": logit(start)}
+
+    def forward(self, h: Tensor, delta: Tensor) -> Tensor:
+        return torch.sigmoid(self.query(h) + self.key(delta) + self.opening)
+
+
+GATES: dict[str, type[nn.Module] | None] = {"query_key": QueryKeyGate, "token": TokenGate, "none": None}
+
+
+def make_gate(config: Any) -> nn.Module | None:
+    kind = GATES[config.gate]
+    return None if kind is None else kind(config.hidden_size, config.gate_bias, config.gate_start)

@@ -2,7 +2,7 @@
 
     no GPU                        fp32 on the CPU; `training.device: cuda` is refused
     a GPU without bf16            fp16 with a loss scale; `training.precision: bf16` is refused: it would be emulated, slowly
-    older than any kernel knows   plain steps (`nn/pointwise.for_kernels`); without Triton nothing is compiled either
+    older than any kernel knows   plain steps (`nn/fast.for_kernels`); without Triton nothing is compiled either
 
 What runs on an old GPU is slower there and rounds elsewhere; the equations are the same.
 """

@@ -32,7 +32,7 @@ from pnn.memory import out_of_memory_says
 from pnn.models.base import MaskedLMBase
 from pnn.models.lean import leave_out_logits
 from pnn.models.sections import build_model, compile_blocks, is_ours, model_config
-from pnn.nn.pointwise import kernels_compute
+from pnn.nn.fast import kernels_compute
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
 from pnn.training.device import check_fp8, compiles, precision_of

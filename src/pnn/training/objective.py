@@ -55,14 +55,14 @@ class MaskedObjective:
         if not on_gpu:
             return MaskedObjective(config, prepared, special)
         mean = float(prepared.train.lengths[prepared.train_sequences].mean())
-        expected = config.data.mask_probability * batch_tokens * (1 - 2 / mean)  # [CLS] and [SEP] are never masked
+        expected = config.data.masked_in_training * batch_tokens * (1 - 2 / mean)  # [CLS] and [SEP] are never masked
         capacity = math.ceil((expected + 3 * math.sqrt(expected)) / 64) * 64
         return MaskedObjective(config, prepared, special, capacity, math.ceil(batch_tokens / mean * 1.2) + 16)
 
     def inputs(self, batch: PackedBatch, device: torch.device) -> Inputs:
         data = self.config.data
         batch = batch.with_borders(self.border_capacity).to(device)
-        masked = batch.mask(self.special, data.mask_probability, self.config.training.seed, data.masking, self.capacity)
+        masked = batch.mask(self.special, data.masked_in_training, self.config.training.seed, data.masking, self.capacity)
         return {
             "input_ids": masked.input_ids[None],
             "position_ids": batch.position_ids[None],

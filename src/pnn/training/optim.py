@@ -1,4 +1,4 @@
-"""AdamW on matrices and vectors with their own decay, the learning rate of a step, and a step on one device."""
+"""The optimiser of a run, the learning rate of a step, and a step on one device."""
 
 from __future__ import annotations
 
@@ -8,26 +8,41 @@ import torch
 from torch import Tensor, nn
 
 from pnn.config import TrainingConfig
+from pnn.training.muon import Muon
+
+DECAYED = 0.2  # of a run, at the end of a flat schedule
 
 
-def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
     """Weight decay acts on matrices only: not on norms, biases and the gate's temperature."""
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    muon = block_matrices(model) if training.optimizer == "muon" else {}
     groups = [
-        {"params": matrices, "weight_decay": training.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p for p in trained if p.dim() > 1 and p not in muon], "weight_decay": training.weight_decay},
+        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
     betas = (training.adam_beta1, training.adam_beta2)
-    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=betas, fused=True)
+    adamw = torch.optim.AdamW(groups, lr=training.learning_rate, betas=betas, fused=True)
+    return Muon(muon.items(), adamw, training.learning_rate, training.weight_decay) if muon else adamw
+
+
+def block_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
+    """The matrices of what a model repeats (its longest list of modules), and how many lie in each parameter."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    blocks = max(lists, key=lambda found: sum(p.numel() for p in found.parameters()), default=nn.ModuleList())
+    layers = [module for module in blocks.modules() if isinstance(module, nn.Linear) and min(module.weight.shape) > 1]
+    return {layer.weight: getattr(layer, "parts", 1) for layer in layers if layer.weight.requires_grad}
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
-    """Linear warm-up, then a cosine that ends at the minimum. `step` counts updates from 0; the first is not wasted on
-    a rate of zero."""
+    """Linear warm-up, then a cosine that ends at the minimum; or flat, and a straight line to the minimum over the last fifth.
+    `step` counts updates from 0; the first is not wasted on a rate of zero."""
     peak, floor, warmup = training.learning_rate, training.min_learning_rate, training.warmup_steps
     if step < warmup:
         return peak * (step + 1) / warmup
+    if training.schedule == "flat":
+        left = (total - 1 - step) / max(1.0, DECAYED * total)
+        return floor + (peak - floor) * min(1.0, left)
     progress = (step - warmup) / max(1, total - 1 - warmup)
     return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 

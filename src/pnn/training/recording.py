@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, first_line
-from pnn.nn.pointwise import kernels_compute
+from pnn.nn.fast import kernels_compute
 
 PASSES_BEFORE_RECORDING = 3  # until everything is compiled and gradients exist
 Inputs = dict[str, Tensor]

@@ -1,0 +1,121 @@
+"""Muon, batched over matrices of one shape, against torch's own and against what it promises."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import pnn
+from pnn.config import TrainingConfig
+from pnn.training.muon import Muon, orthogonal
+from pnn.training.optim import block_matrices, learning_rate, make_optimizer
+
+SIZE = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 12}
+
+
+def model(**changes):
+    torch.manual_seed(0)
+    return pnn.PNNForMaskedLM(
+        pnn.PNNConfig(**SIZE, update="rewrite", schedule=[0, 1], dropout=0.0, initializer_range=0.1, **changes)
+    )
+
+
+def recipe(**changes):
+    return TrainingConfig(optimizer="muon", learning_rate=2e-2, weight_decay=0.1, **changes)
+
+
+def take_steps(model, optimizer, count, first=0):
+    for step in range(first, first + count):
+        ids = torch.randint(0, 40, (4, 9), generator=torch.Generator().manual_seed(step))
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_twenty_updates_are_those_of_torchs_muon_with_q_k_and_v_apart():
+    ours = model()
+    theirs = copy.deepcopy(ours)
+    training = recipe()
+    matrices = block_matrices(theirs)
+    split = {p: [nn.Parameter(part.clone()) for part in p.detach().chunk(parts)] for p, parts in matrices.items()}
+    muon = torch.optim.Muon(
+        [part for parts in split.values() for part in parts], lr=2e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    rest = [p for p in theirs.parameters() if p not in matrices]
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [p for p in rest if p.dim() > 1], "weight_decay": 0.1},
+            {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
+        ],
+        lr=2e-2,
+        betas=(0.9, 0.999),
+    )
+    start = copy.deepcopy(ours)
+    take_steps(ours, make_optimizer(ours, training), 20)
+    for step in range(20):
+        ids = torch.randint(0, 40, (4, 9), generator=torch.Generator().manual_seed(step))
+        theirs(ids, labels=ids).loss.backward()
+        for p, parts in split.items():
+            for part, grad in zip(parts, p.grad.chunk(len(parts)), strict=True):
+                part.grad = grad.clone()
+        muon.step()
+        adamw.step()
+        with torch.no_grad():
+            for p, parts in split.items():
+                p.copy_(torch.cat(list(parts)))
+        theirs.zero_grad()
+    assert {3, 1} == set(matrices.values())
+    for (name, one), other, before in zip(ours.named_parameters(), theirs.parameters(), start.parameters(), strict=True):
+        moved = (other - before).norm()
+        assert (one - other).norm() <= 0.02 * moved + 1e-6, name  # bf16 iterations, added up in another order
+        assert moved > 0
+
+
+def test_blocks_matrices_are_muons_and_the_rest_is_adamws():
+    built = model()
+    names = {p: name for name, p in built.named_parameters()}
+    chosen = {names[p] for p in block_matrices(built)}
+    expected = {"attention.qkv", "attention.out", "ffn.up", "ffn.down", "gate.query", "gate.key"}
+    assert chosen == {f"encoder.refiners.{i}.{part}.weight" for i in range(2) for part in expected}
+    optimizer = make_optimizer(built, recipe())
+    grouped = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(grouped) == len(set(grouped)) == len(list(built.parameters()))
+    decays = {names[p]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decays["encoder.refiners.0.gate.temperature"] == 0
+    assert decays["encoder.embeddings.token.weight"] == 0.1
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 12, 40), (2, 40, 12)])
+def test_directions_are_nearly_orthogonal(shape):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonal(x).float())
+    assert values.min() > 0.3
+    assert values.max() < 1.4
+    together, alone = orthogonal(x), torch.cat([orthogonal(one[None]) for one in x])
+    assert torch.allclose(together.float(), alone.float(), atol=0.02)
+
+
+def test_a_state_that_was_saved_and_loaded_goes_on_to_the_same_bits():
+    whole = model()
+    optimizer = make_optimizer(whole, recipe())
+    take_steps(whole, optimizer, 3)
+    half, saved = copy.deepcopy(whole), copy.deepcopy(optimizer.state_dict())
+    again = make_optimizer(half, recipe())
+    again.load_state_dict(saved)
+    take_steps(whole, optimizer, 3, first=3)
+    take_steps(half, again, 3, first=3)
+    assert isinstance(again, Muon)
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters(), half.parameters(), strict=True))
+
+
+def test_a_flat_schedule_holds_the_peak_and_falls_over_the_last_fifth():
+    training = TrainingConfig(schedule="flat", learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
+    rates = [learning_rate(step, 100, training) for step in range(100)]
+    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert set(rates[10:79]) == {1.0}
+    assert rates[-1] == pytest.approx(0.1)
+    assert all(a > b for a, b in pairwise(rates[79:]))
