@@ -20,7 +20,7 @@ from pnn.evaluation.masked import evaluate_masked
 from pnn.evaluation.reading import check_num_steps, load_any, smaller_batches, text_of_a_bare_checkpoint
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
-from pnn.models.base import MaskedLMBase
+from pnn.models.base import MaskedLMBase, parts_of
 
 
 def evaluate_run(
@@ -75,6 +75,7 @@ def evaluate_run(
         "checkpoint": Path(checkpoint).name,
         "model_type": model.config.model_type,
         "parameters": sum(p.numel() for p in model.parameters()),
+        **({"anatomy": parts_of(model)} if masked else {}),
         "precision": "bf16" if loaded.precision == torch.bfloat16 else "fp32",
     }
     if config is not None:

@@ -29,7 +29,7 @@ NEUTRAL = "#ececec"
 
 @styled
 def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, Json] | None = None) -> Figure:
-    """`configs`: config.json of each model by name. With evaluations, the accuracy stands beside every step."""
+    """`configs`: config.json of each model by name. With evaluations, sizes stand in the boxes and accuracies beside them."""
     evaluations = evaluations or {}
     bodies = {name: anatomy(config) for name, config in configs.items()}
     boxes = max(len(body.schedule) for body in bodies.values()) + 2  # embeddings and head
@@ -50,20 +50,19 @@ def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, Json] | 
 def _draw_model(axes: Axes, name: str, body: Anatomy, colour: str, evaluation: Json | None) -> None:
     steps = len(body.schedule)
     centres = [FOOTER + (index + 0.5) * PITCH for index in range(steps + 2)]
-    # Sizes are shown only if they add up to what was counted: a figure must not state what is not so
-    sized = evaluation is None or evaluation["parameters"] == body.parameters
-    parameters = body.parameters if evaluation is None else evaluation["parameters"]
+    counted = {} if evaluation is None else evaluation.get("anatomy", {})  # results of an older version have no sizes
+    sizes = {part: short_count(count) for part, count in counted.items()}
 
-    _box(axes, centres[0], NEUTRAL, "Embeddings", short_count(body.embeddings) if sized else "")
+    _box(axes, centres[0], NEUTRAL, "Embeddings", sizes.get("embeddings", ""))
     for step, block in enumerate(body.schedule, start=1):
         used_before = block in body.schedule[: step - 1]
-        size = "reused" if used_before else short_count(body.block) if sized else ""
+        size = "reused" if used_before else sizes.get("block", "")
         shade = tint(colour, 0.15 + 0.8 * (block + 1) / body.num_blocks)
         _box(axes, centres[step], shade, _block_label(body, step, block), size)
         if used_before:
             previous = max(s for s in range(1, step) if body.schedule[s - 1] == block)
             _reuse_arrow(axes, centres[previous], centres[step], tint(colour, 0.55 + 0.45 * (block + 1) / body.num_blocks))
-    _box(axes, centres[-1], NEUTRAL, "Head", short_count(body.head) if sized else "")
+    _box(axes, centres[-1], NEUTRAL, "Head", sizes.get("head", ""))
     for below, above in pairwise(centres):
         _flow_arrow(axes, below, above)
     if body.num_blocks < steps:
@@ -74,7 +73,8 @@ def _draw_model(axes: Axes, name: str, body: Anatomy, colour: str, evaluation: J
     top = centres[-1] + PITCH / 2
     centre = (BOX_LEFT + BOX_RIGHT) / 2
     axes.text(centre, top + 0.36, short_name(name), ha="center", fontsize=NORMAL + 2, weight="bold", color=colour)
-    summary = f"{short_count(parameters)} parameters, {body.describe()}"
+    parameters = "" if evaluation is None else f"{short_count(evaluation['parameters'])} parameters, "
+    summary = parameters + body.describe()
     axes.text(centre, top + 0.12, summary, ha="center", fontsize=SMALL)
     if evaluation is not None:
         _readings(axes, centres, evaluation)

@@ -287,6 +287,14 @@ class MaskedLMBase(PnnPreTrainedModel):
         )
 
 
+def parts_of(model: MaskedLMBase) -> dict[str, int]:
+    """Parameters of the embeddings, of one block and of the head (without what it shares with the embeddings)."""
+    embeddings = set(model.encoder.embeddings.parameters())
+    own = [p for p in model.head.parameters() if p not in embeddings]
+    parts = {"embeddings": embeddings, "block": model.encoder.blocks[0].parameters(), "head": own}
+    return {name: sum(p.numel() for p in part) for name, part in parts.items()}
+
+
 def first_tokens(tokens: Tensor) -> Tensor:
     """Where each row's first token lies among all of them: all that a classifier reads of the last state."""
     return torch.arange(tokens.shape[0], device=tokens.device) * tokens.shape[1]
