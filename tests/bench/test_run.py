@@ -282,3 +282,14 @@ def test_the_scaling_figure_shows_all_four_and_the_ideal():
     assert ideal["Tokens of an update"] == [10.0, 20.0]
     assert ideal["Refinement steps or layers"] == [10.0, 20.0]
     assert ideal["Processes"] == [10.0, 5.0]
+
+
+def test_muon_is_timed_by_itself(tiny_config, small_product, tmp_path):
+    rewriting = {"type": "pnn", "update": "rewrite", "schedule": [0, 1], "hidden_size": 32, "num_attention_heads": 2}
+    run = load_config(str(tiny_config("rewriting", model=rewriting)), ["training.optimizer=muon"])
+    result, _ = bench_run.benchmark([run], ["train"], ["naive"], BRIEF, tmp_path / "out.json")
+    (row,) = result["rows"]  # the naive design is of the paper's rule
+    assert row["name"] == "pnn rewrite"
+    assert set(result["ratios"]) == {"rewrite_share_of_matmul_rate", "muon_share_of_update"}
+    assert result["ratios"]["muon_share_of_update"] == row["muon_milliseconds"] / row["milliseconds_per_update"]
+    assert 0 < result["ratios"]["muon_share_of_update"] < 1

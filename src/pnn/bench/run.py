@@ -75,7 +75,7 @@ def check(runs: list[RunConfig], what: list[str], against: list[str]) -> None:
         raise UserError(f"--what: nothing to time (choose from {', '.join(WAYS)})")
     for run in runs:
         config = model_config(run.model)
-        if "naive" in against and training.config_kind(run) == "pnn" and {"train", "inference"} & set(what):
+        if "naive" in against and training.row_name(run) == "pnn" and {"train", "inference"} & set(what):
             check_published_design(config)
         if "processes" in what:
             processes.check_shape(run)
@@ -89,18 +89,18 @@ def check(runs: list[RunConfig], what: list[str], against: list[str]) -> None:
 
 def training_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
     yield training.row_name(run), partial(training.train_row, run, budget)
-    if "naive" in against and training.config_kind(run) == "pnn":
+    if "naive" in against and training.row_name(run) == "pnn":
         yield "naive pnn", partial(training.naive_train_row, run, budget)
     if "transformers" in against and training.config_kind(run) == "bert":
         yield "transformers bert", partial(training.transformers_train_row, run, budget)
 
 
 def inference_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
-    yield training.config_kind(run), partial(inference.inference_row, run, budget)
+    yield training.row_name(run), partial(inference.inference_row, run, budget)
     if training.config_kind(run) == "pnn":
         for steps in range(1, model_config(run.model).num_steps):
             yield f"pnn, {steps} step{'' if steps == 1 else 's'}", partial(inference.inference_row, run, budget, steps)
-        if "naive" in against:
+        if "naive" in against and training.row_name(run) == "pnn":
             yield "naive pnn", partial(inference.naive_inference_row, run, budget)
     elif "transformers" in against:
         yield "transformers bert", partial(inference.transformers_inference_row, run, budget)
@@ -141,6 +141,13 @@ def add_share(row: Row, rate: dict[str, Any]) -> None:
         row["share_of_matmul_rate"] = None if "processes" in row else done / rate["flops_per_second"]["median"]
 
 
+def muon_share(row: Row | None) -> float | None:
+    """Of an update's time."""
+    if row is None or "muon_milliseconds" not in row:
+        return None
+    return row["muon_milliseconds"] / row["milliseconds_per_update"]
+
+
 def ratios(rows: list[Row], on_gpu: bool, copied: dict[str, Any] | None = None) -> dict[str, float]:
     """What the rows say about each other, by the names that are looked for. Ours over theirs. From `copied`, the rate of a
     copy, follows how near to the additive decoder one that rewrites can come."""
@@ -168,6 +175,9 @@ def ratios(rows: list[Row], on_gpu: bool, copied: dict[str, Any] | None = None) 
         "pnn_memory_vs_naive": ratio(pnn, naive, "peak_memory_bytes"),
         "pnn_inference_vs_naive": ratio(("pnn", "inference"), ("naive pnn", "inference"), *speed),
         "bert_inference_vs_transformers": ratio(("bert", "inference"), ("transformers bert", "inference"), *speed),
+        "rewrite_share_of_matmul_rate": found.get(("pnn rewrite", "train"), {}).get("share_of_matmul_rate"),
+        "muon_share_of_update": muon_share(found.get(("pnn rewrite", "train"))),
+        "bert_muon_share_of_update": muon_share(found.get(bert)),
         "two_processes_vs_one": ratio(("2 processes", "processes"), ("1 process", "processes"), *speed),
     }
     additive = ("ddl additive", "train")

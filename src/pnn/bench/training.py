@@ -37,6 +37,7 @@ from pnn.training.updates import Update, updates_ahead
 
 ENDLESS = 1_000_000_000  # updates; the clock stops them
 NAIVE_UPDATES = 4  # prepared beforehand, used in turn
+OPTIMIZER_BUDGET = Budget(seconds=0.5, blocks=5)
 SHARE_UPDATES = 4  # over which the share of targets is counted
 
 
@@ -149,8 +150,25 @@ def train_row(run: RunConfig, budget: Budget, name: str | None = None) -> dict[s
             compiled=trainer.compiled,
             shapes=shapes(run, text, batch_tokens=plan.batch_tokens, micro_batches=plan.accumulation, **size_of(config)),
             peak_memory_bytes=peak_memory(accelerator.device),
+            **_muon(trainer),
             **_bytes_of(config, accelerator.device),
         )
+
+
+def _muon(trainer: Trainer) -> dict[str, float]:
+    """How long Muon's own step takes, by itself."""
+    if trainer.config.training.optimizer != "muon":
+        return {}
+    for p in trainer.model.parameters():
+        if p.grad is None:
+            p.grad = 1e-3 * torch.randn_like(p)
+
+    def step() -> float:
+        trainer.optimizer.step()
+        return 1.0
+
+    timed = time_updates(step, OPTIMIZER_BUDGET, trainer.accelerator.device)
+    return {"muon_milliseconds": timed["milliseconds_per_update"]}
 
 
 def _bytes_of(config: Any, device: torch.device) -> dict[str, int]:
@@ -167,6 +185,8 @@ def config_kind(run: RunConfig) -> str:
 def row_name(run: RunConfig) -> str:
     """What a row is called: the architecture, and of a decoder what carries its state."""
     config = model_config(run.model)
+    if isinstance(config, PNNConfig) and config.update == "rewrite":
+        return "pnn rewrite"
     if not isinstance(config, DDLConfig):
         return config_kind(run)
     carrier = "scalar" if config.value_channels == 1 else config.compressor

@@ -24,6 +24,7 @@ WHAT = {
     "pnn_bert_baseline": "The BERT baseline of the Plastic Neural Networks paper: {layers} distinct post-norm layers.",
     "ddl": "A Deep Delta Learning decoder of {layers} layers (residual: {residual}, value channels: {channels}).",
 }
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for what is no matrix of a block)"}
 PIPELINES = {
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForCausalLM": "text-generation",
@@ -186,8 +187,8 @@ class Known:
             training = self.run.training
             length = f"{training.max_steps:,} updates" if training.max_steps else f"{training.epochs:g} epochs"
             parts.append(
-                f"{length} of {training.effective_batch_size:,} sequences, AdamW at a learning rate of "
-                f"{training.learning_rate:g} after {training.warmup_steps:,} updates of warm-up, weight decay "
+                f"{length} of {training.effective_batch_size:,} sequences, {OPTIMIZERS[training.optimizer]} at a learning "
+                f"rate of {training.learning_rate:g} after {training.warmup_steps:,} updates of warm-up, weight decay "
                 f"{training.weight_decay:g}, seed {training.seed}."
             )
         elif self.plasticity is not None:

@@ -1,6 +1,6 @@
 """LayerNorm of a residual sum with dropout, one pass over memory each way:
 
-    y = LayerNorm(r + m ⊙ (x + b) / (1 − p))        (r and b may be left out)
+    y = LayerNorm(r + m ⊙ (x + b) / (1 − p)) − s        (r, b and s may be left out)
 
 b is the bias of the product that made x: adding it here costs nothing, and its gradient is a sum that is at hand. Saved are
 the inputs and two numbers a row (mean and 1/σ); the sum and the dropout mask are made again in the backward pass. There each
@@ -60,6 +60,7 @@ def _forward(
     residual,
     weight,
     bias,
+    subtracted,
     out,
     means,
     inverse_deviations,
@@ -72,6 +73,7 @@ def _forward(
     has_residual: tl.constexpr,
     has_bias: tl.constexpr,
     drops: tl.constexpr,
+    subtracts: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
@@ -86,6 +88,8 @@ def _forward(
     inverse = 1 / tl.sqrt(tl.sum(centred * centred, 0) / width + eps)
     y = centred * inverse * tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
     y += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)
+    if subtracts:
+        y -= tl.load(subtracted + row * width + columns, mask=real, other=0.0).to(tl.float32)
     tl.store(out + row * width + columns, y.to(out.dtype.element_ty), mask=real)
     tl.store(means + row, mean)
     tl.store(inverse_deviations + row, inverse)
@@ -173,6 +177,7 @@ def forward(
     probability: float,
     seed: Tensor,
     dtype: torch.dtype,
+    subtracted: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result, and each row's mean and 1/σ."""
     x = x.contiguous()
@@ -185,6 +190,7 @@ def forward(
         x if residual is None else residual.contiguous(),
         weight,
         bias,
+        x if subtracted is None else subtracted.contiguous(),
         out,
         means,
         inverse_deviations,
@@ -192,6 +198,7 @@ def forward(
         random.threshold(probability),
         1 / (1 - probability),
         eps,
+        subtracts=subtracted is not None,
         **_shape(x, x_bias, residual, probability),
     )
     return out, means, inverse_deviations

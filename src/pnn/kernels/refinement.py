@@ -94,11 +94,11 @@ class _Step(torch.autograd.Function):
             delta = pointwise.dropped(raw, p, delta_seed)
         else:
             raw = torch.mm(active, down.t())
-            residual = a if settings.rewrites else None
-            delta, *more = norm.forward(raw, w.down_bias, residual, w.delta, w.delta_bias, settings.eps, p, delta_seed, dtype)
+            residual, subtracted = (a, here) if settings.rewrites else (None, None)
+            delta, *more = norm.forward(
+                raw, w.down_bias, residual, w.delta, w.delta_bias, settings.eps, p, delta_seed, dtype, subtracted
+            )
             statistics += more
-            if settings.rewrites:
-                delta -= here
         k = torch.mm(delta, key.t()) if w.key_bias is None else torch.addmm(w.key_bias.to(dtype), delta, key.t())
         ctx.save_for_backward(
             *(at, borders, seeds, x, projected, context, log_sums, here, q, attended, a, inner, active, raw, delta, k),
