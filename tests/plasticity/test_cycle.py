@@ -16,8 +16,8 @@ from pnn.data.masking import SpecialTokens
 from pnn.errors import UserError
 from pnn.evaluation.reading import load_any
 from pnn.plasticity import CycleSettings, Text, cycle, heads, load, prune
-from pnn.plasticity.cycle import check
 from pnn.plasticity.heads import head_map
+from pnn.plasticity.settings import check
 from pnn.runs import read_json
 
 FIELDS = {

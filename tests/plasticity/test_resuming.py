@@ -16,8 +16,9 @@ from pnn.errors import UserError
 from pnn.plasticity import CycleSettings, Text, cycle, load
 from pnn.runs import read_json
 
-module = importlib.import_module("pnn.plasticity.cycle")  # as an attribute, the name is the function's
+cycle_module = importlib.import_module("pnn.plasticity.cycle")  # as an attribute, the name is the function's
 journal = importlib.import_module("pnn.plasticity.journal")
+phases = importlib.import_module("pnn.plasticity.phases")
 
 
 def summary_of(folder: Path) -> dict:
@@ -51,19 +52,20 @@ TWO_ROUNDS = CycleSettings(**{**vars(SHORT), "rounds": 2, "learn_steps": 6, "eva
 
 
 @pytest.mark.parametrize(
-    ("name", "calls"),
+    ("module", "name", "calls"),
     [
-        ("held_out_loss", 1),  # the first measurement
-        ("score", 1),
-        ("missing_capacity", 1),
-        ("grow", 1),
-        ("held_out_loss", 5),  # in the middle of learning
-        ("score", 2),  # the second round
-        ("learn", 2),
-        ("speeds", 1),
+        (phases, "held_out_loss", 1),  # the first measurement
+        (phases, "score", 1),
+        (cycle_module, "missing_capacity", 1),
+        (phases, "grow", 1),
+        (phases, "held_out_loss", 5),  # in the middle of learning
+        (phases, "score", 2),  # the second round
+        (phases, "learn", 2),
+        (cycle_module, "speeds", 1),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_killed_in_any_phase(name, calls, unbroken, model_of, text, tokenizer, tmp_path, monkeypatch):
+def test_killed_in_any_phase(module, name, calls, unbroken, model_of, text, tokenizer, tmp_path, monkeypatch):
     whole, count = getattr(module, name), 0
 
     def fatal(*args, **kwargs):

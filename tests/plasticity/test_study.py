@@ -16,11 +16,10 @@ from pnn.data import synthetic
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.errors import UserError
 from pnn.files import write_json
-from pnn.plasticity import CycleSettings, Scores, Text, cycle, save
-from pnn.plasticity import arms as arms_module
+from pnn.plasticity import CycleSettings, Scores, Text, cycle, phases, save
 from pnn.plasticity import study as study_module
-from pnn.plasticity.arms import CONTROL, CYCLE, Arm, StudySettings, all_arms, calibration, run_arm
-from pnn.plasticity.scores import score
+from pnn.plasticity.arms import CONTROL, CYCLE, Arm, StudySettings, all_arms, cycle_of, run_arm
+from pnn.plasticity.phases import score_heads
 from pnn.plasticity.study import claimed, collect, run_study, sources_of, timed_arms
 from pnn.runs import read_json, read_metrics
 
@@ -76,9 +75,6 @@ def test_an_arm_is_a_cycle(arm, folder, text, tmp_path):
     """The same settings, seed and text give the same losses, bit for bit."""
     model = hf.AutoModelForCausalLM.from_pretrained(folder / "large").eval()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    scores = score(model, calibration(text, PLAN, 1), arm.prune_by, seed=2)
-    found = run_arm(model, text, arm, PLAN, 1, scores)
-    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     settings = CycleSettings(
         prune=arm.prune,
         grow=arm.grow,
@@ -92,6 +88,8 @@ def test_an_arm_is_a_cycle(arm, folder, text, tmp_path):
         evaluate_every=PLAN.evaluate_every,
         seed=1,
     )
+    found = run_arm(model, text, arm, PLAN, 1, score_heads(model, text, cycle_of(arm, PLAN, 1), 1))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     cycle(model, text, tmp_path / "cycle", settings)
     records = read_metrics(tmp_path / "cycle" / "metrics.jsonl")
     by_phase = {record["phase"]: record for record in records}
@@ -105,13 +103,13 @@ def test_an_arm_is_a_cycle(arm, folder, text, tmp_path):
 def test_all_arms_of_a_seed_learn_the_same_rows(folder, text, monkeypatch):
     model = hf.AutoModelForCausalLM.from_pretrained(folder / "small").eval()
     seen: list[list] = []
-    learn = arms_module.learn
+    learn = phases.learn
 
     def watched(model, new, batch_at, **how):
         seen.append([batch_at(step)["input_ids"].tolist() for step in range(how["steps"])])
         return learn(model, new, batch_at, **how)
 
-    monkeypatch.setattr(arms_module, "learn", watched)
+    monkeypatch.setattr(phases, "learn", watched)
     scores = Scores({(layer, index): layer + index / 10 for layer in range(2) for index in range(5)})
     for seed in (0, 1):
         for arm in (CONTROL, CYCLE, Arm(0.5, "magnitude")):

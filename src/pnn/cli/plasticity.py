@@ -59,7 +59,7 @@ def cycle(
     from pnn.cli.tables import print_cycle
     from pnn.figures.plasticity import CYCLE_FIGURES
     from pnn.figures.style import png, save
-    from pnn.plasticity.cycle import CycleSettings
+    from pnn.plasticity import CycleSettings
     from pnn.plasticity.run import run_cycle
     from pnn.progress import track
     from pnn.runs import read_json, read_metrics

@@ -12,12 +12,13 @@ All of it, for one or many rounds: `cycle(model, Text(rows, held_out_rows), "run
 
 # `heads` and `cycle` here are functions, as the public names want it; their modules are reached by
 # `from pnn.plasticity.heads import …`
-from pnn.plasticity.cycle import CycleSettings, cycle
+from pnn.plasticity.cycle import cycle
 from pnn.plasticity.growth import candidates, grow, propose
 from pnn.plasticity.heads import Head, heads, masked
 from pnn.plasticity.learning import FasterUpdates, WarmUp, warm_up_factor
 from pnn.plasticity.models import load, save
 from pnn.plasticity.scores import Scores, choose, score
+from pnn.plasticity.settings import CycleSettings
 from pnn.plasticity.surgery import prune
 from pnn.plasticity.text import Text
 

@@ -14,22 +14,16 @@ Arms with the same settings are one arm.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.plasticity.cycle import CycleSettings, check
-from pnn.plasticity.growth import grow, propose
-from pnn.plasticity.heads import Head
-from pnn.plasticity.learning import learn
-from pnn.plasticity.measure import held_out_loss, size
-from pnn.plasticity.scores import Scores, choose
-from pnn.plasticity.surgery import prune
+from pnn.plasticity.phases import grow_heads, learn_round, measure, prune_heads
+from pnn.plasticity.scores import Scores
+from pnn.plasticity.settings import CycleSettings, check
 from pnn.plasticity.text import Text
 
 PRUNE_BY = ("entropy", "magnitude", "gradient", "contribution", "combined", "random")
@@ -98,43 +92,24 @@ def check_arms(model: PreTrainedModel, name: str) -> None:
             raise UserError(f"{name} has too few heads for a study ({error})") from None
 
 
-def calibration(text: Text, plan: StudySettings, seed: int) -> list[dict[str, Tensor]]:
-    """The rows that heads are scored on, as a cycle with this seed has them in its first round."""
-    return list(text.batches(text.sample(plan.score_rows, seed, FIRST_ROUND), plan.batch_rows))
+def cycle_of(arm: Arm, plan: StudySettings, seed: int) -> CycleSettings:
+    """An arm is a cycle of one round: these are its settings."""
+    shared = {key: value for key, value in asdict(plan).items() if key != "seeds"}
+    own = asdict(arm) if arm.grow else asdict(arm) | {"grow_by": CycleSettings.grow_by}
+    return CycleSettings(**shared, **own, seed=seed)
 
 
-def run_arm(
-    model: PreTrainedModel, text: Text, arm: Arm, plan: StudySettings, seed: int, scores: Scores | None
-) -> dict[str, Any]:
-    """Prune, grow and learn; the model given stays as it is. `scores` by the arm's measure; the control needs none."""
-    gone: list[Head] = []
-    new: list[Head] = []
-    pruned = grown = model
-    if arm.prune:
-        assert scores is not None
-        gone = choose(scores, arm.prune)
-        pruned = grown = prune(model, gone)
-    after_pruning = held_out_loss(pruned, text)
-    if arm.grow:
-        draw = seed + FIRST_ROUND
-        new = propose(pruned, arm.grow, arm.grow_by, calibration(text, plan, seed), lost=scores, seed=draw)
-        grown = grow(pruned, new, seed=draw)
-    after_growth = held_out_loss(grown, text) if new else after_pruning
-    learner = copy.deepcopy(grown)
-    updates = learn(
-        learner,
-        new,
-        lambda step: text.for_update(step, plan.batch_rows, seed),
-        steps=plan.learn_steps,
-        peak_rate=plan.learning_rate,
-        multiplier=arm.multiplier,
-        seed=seed,
-    )
+def run_arm(model: PreTrainedModel, text: Text, arm: Arm, plan: StudySettings, seed: int, scores: Scores) -> dict[str, Any]:
+    """Prune, measure, grow and learn; the model given stays as it is. `scores` by the arm's measure."""
+    settings = cycle_of(arm, plan, seed)
+    pruned, gone = prune_heads(model, scores, settings)
+    after_pruning = measure(pruned, text)
+    grown, new = grow_heads(pruned, text, settings, FIRST_ROUND, scores)
+    after_growth = measure(grown, text) if new else after_pruning
     curve = [[0, after_growth["loss"]]]
-    for step, _ in updates:
-        if step % plan.evaluate_every == 0 or step == plan.learn_steps:
-            curve.append([step, held_out_loss(learner, text)["loss"]])
-    sizes = size(learner, text.held_out.shape[1])
+    for step, _, held in learn_round(grown, new, text, settings, FIRST_ROUND):
+        if held is not None:
+            curve.append([step, held["loss"]])
     return {
         "arm": arm.name,
         "seed": seed,
@@ -147,18 +122,19 @@ def run_arm(
         "loss": curve[-1][1],
         "perplexity": math.exp(min(700.0, curve[-1][1])),
         "curve": curve,
-        **{key: sizes[key] for key in ("heads", "head_map", "parameters", "attention_parameters", "flops_per_token")},
+        **{key: after_growth[key] for key in ("heads", "head_map", "parameters", "attention_parameters", "flops_per_token")},
     }
 
 
 def initial(model: PreTrainedModel, text: Text) -> dict[str, Any]:
     """The model before anything is done to it."""
-    held, sizes = held_out_loss(model, text), size(model, text.held_out.shape[1])
+    found = measure(model, text)
+    worth = ("loss", "loss_interval", "perplexity", "targets", "rows", "row_tokens")
+    cost = ("heads", "parameters", "attention_parameters", "flops_per_token")
     return {
         "architecture": model.config.model_type,
         "text": text.source,
-        **{key: held[key] for key in ("loss", "loss_interval", "perplexity", "targets", "rows", "row_tokens")},
-        **{key: sizes[key] for key in ("heads", "parameters", "attention_parameters", "flops_per_token")},
-        "layers": len(sizes["head_map"]),
+        **{key: found[key] for key in (*worth, *cost)},
+        "layers": len(found["head_map"]),
         "width": model.config.hidden_size,
     }

@@ -1,7 +1,7 @@
 """The cycle: prune, measure, grow, learn, for one or many rounds, resumable at every phase.
 
-Where a cycle keeps what it does, and how it goes on after a kill, is in `journal`. Batches and dropout follow from (seed,
-update): the same model, text and settings give the same bits on a CPU.
+What a phase does is in `phases`; where a cycle keeps it, and how it goes on after a kill, in `journal`. The same model, text
+and settings give the same bits on a CPU.
 
 Records have the source's names, one a line, by `phase`: initial, pruning, measurement, growth, training, evaluation, final.
 Fields whose names say so, and `perplexity_recovery`, are in per cent there; everything else is a fraction.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,69 +27,20 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.data.tokenizers import end_of_text
-from pnn.errors import UserError, did_you_mean
+from pnn.errors import UserError
 from pnn.files import write_json
 from pnn.plasticity.architectures import architecture_of
-from pnn.plasticity.growth import STARTS, STRATEGIES, candidates, grow, propose
-from pnn.plasticity.heads import Head, head_map, heads, original_counts
+from pnn.plasticity.heads import Head, head_map, heads
 from pnn.plasticity.journal import Journal, Record
-from pnn.plasticity.learning import learn
-from pnn.plasticity.measure import held_out_loss, missing_capacity, size, speeds
-from pnn.plasticity.scores import METHODS, Scores, choose, score, share_of, undisturbed
-from pnn.plasticity.surgery import prune
+from pnn.plasticity.measure import missing_capacity, speeds
+from pnn.plasticity.phases import calibration, grow_heads, learn_round, measure, prune_heads, score_heads
+from pnn.plasticity.scores import Scores, undisturbed
+from pnn.plasticity.settings import CycleSettings, check
 from pnn.plasticity.text import Text
 from pnn.progress import Bars, say
 
 PHASES = ("pruning", "measurement", "growth", "learning")
 SAMPLE_TOKENS = 32  # of the text that a decoder writes at each evaluation
-
-
-@dataclass(frozen=True)
-class CycleSettings:
-    rounds: int = 1
-    prune: float = 0.3  # share of the heads that are there
-    grow: float = 0.1  # share of the original number; 0 grows none
-    prune_by: str = "gradient"
-    grow_by: str = "gradient"
-    per_layer: bool = False  # prune the same share of every layer
-    whole_layers: bool = False  # a layer may lose all its heads
-    beyond: int = 0  # heads that a layer may grow beyond its original number
-    init: str = "zero"
-    learn_steps: int = 100
-    learning_rate: float = 5e-5
-    multiplier: float = 3.0  # of new heads' updates
-    batch_rows: int = 4
-    evaluate_every: int = 25
-    score_rows: int = 32  # rows of training text that heads are scored on
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for purpose, value, known in (
-            ("prune by", self.prune_by, METHODS),
-            ("grow by", self.grow_by, STRATEGIES),
-            ("start new heads as", self.init, STARTS),
-        ):
-            if value not in known:
-                raise UserError(f"there is no {value!r} to {purpose}{did_you_mean(value, known)}")
-        at_least_one = ("rounds", "batch_rows", "evaluate_every", "score_rows")
-        for name in (*at_least_one, "learn_steps", "beyond", "seed"):
-            least = int(name in at_least_one)
-            if getattr(self, name) < least:
-                raise UserError(f"{name}: {getattr(self, name)}, but it is at least {least}")
-        for name in ("learning_rate", "multiplier"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name}: {getattr(self, name)}, but it is above 0")
-        for name in ("prune", "grow"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"cannot {name} {getattr(self, name):g} of the heads: a share lies between 0 and 1")
-
-    @property
-    def floor(self) -> int:
-        return 0 if self.whole_layers else 1
-
-    def rows_needed(self) -> int:
-        """More training text than this is never read."""
-        return max(self.score_rows, self.rounds * self.learn_steps * self.batch_rows)
 
 
 def cycle(
@@ -110,38 +61,6 @@ def cycle(
     run.start(resume)
     run.go_on()
     return run.model
-
-
-def check(model: PreTrainedModel, settings: CycleSettings) -> None:
-    """What is sure to fail is said before anything is done."""
-    present, total = heads(model), sum(original_counts(model))
-    count, layers = len(present), len({layer for layer, _ in present})
-    room = len(candidates(model, settings.beyond))
-    wanted = max(1, share_of(total, settings.grow))
-    for round_ in range(1, settings.rounds + 1):
-        when = "" if round_ == 1 else f"round {round_}: "
-        pruned = share_of(count, settings.prune)
-        if pruned == count:
-            raise UserError(f"{when}pruning {settings.prune:g} of the heads would leave none of {count}: prune fewer")
-        if round_ == 1:
-            choose(dict.fromkeys(present, 0.0), settings.prune, per_layer=settings.per_layer, floor=settings.floor)
-        elif count - pruned < settings.floor * layers:
-            raise UserError(
-                f"{when}pruning {settings.prune:g} of {count} heads would leave {count - pruned} in {layers} layers that keep "
-                "one each: prune fewer, or in fewer rounds"
-            )
-        count, room = count - pruned, room + pruned
-        if settings.grow == 0:
-            continue
-        if wanted > room:
-            after = "after pruning " if pruned else ""
-            instead = "grow fewer" if room else "prune first"
-            raise UserError(
-                f"{when}growing {settings.grow:g} of {total} heads adds {wanted}, but {after}there is room for {room}: "
-                f"{instead}, or let layers grow beyond their original number with --beyond"
-            )
-        # places beyond the original number are there again in every round
-        count, room = count + wanted, room if settings.beyond else room - wanted
 
 
 class _Cycle:
@@ -186,7 +105,7 @@ class _Cycle:
     def go_on(self) -> None:
         journal = self.journal
         if journal.done == 0:
-            found = self._measured()
+            found = measure(self.model, self.text)
             counts = {"total_heads": found["original_heads"], "active_heads": found["heads"]}
             journal.record("initial", model_name=self.name, **counts, **found)
             self._say(f"{found['heads']} heads, perplexity {found['perplexity']:.3f}")
@@ -210,9 +129,8 @@ class _Cycle:
 
     def _prune(self, round_: int) -> None:
         plan = self.settings
-        scores = score(self.model, self._calibration(round_), plan.prune_by, seed=plan.seed + round_)
-        gone = choose(scores, plan.prune, per_layer=plan.per_layer, floor=plan.floor)
-        smaller = prune(self.model, gone, whole_layers=plan.whole_layers)
+        scores = score_heads(self.model, self.text, plan, round_)
+        smaller, gone = prune_heads(self.model, scores, plan)
         self._keep(f"round-{round_}-pruned", smaller)
         self.journal.record(
             "pruning",
@@ -229,7 +147,7 @@ class _Cycle:
         self._say(f"round {round_}: pruned {len(gone)} heads by {plan.prune_by}, {len(heads(smaller))} left")
 
     def _measure(self, round_: int) -> None:
-        found, initial = self._measured(), self._initial()
+        plan, found, initial = self.settings, measure(self.model, self.text), self._initial()
         change = found["perplexity"] - initial["perplexity"]
         self.journal.record(
             "measurement",
@@ -237,28 +155,16 @@ class _Cycle:
             pruned_perplexity=found["perplexity"],
             perplexity_change=change,
             perplexity_change_percent=100 * change / initial["perplexity"],
-            missing_capacity=missing_capacity(self.model, self._calibration(round_), self.settings.seed),
+            missing_capacity=missing_capacity(self.model, calibration(self.text, plan, round_), plan.seed),
             **found,
         )
         self._say(f"round {round_}: perplexity {found['perplexity']:.3f} without them")
 
     def _grow(self, round_: int) -> None:
         plan = self.settings
-        new: list[Head] = []
-        larger = self.model
-        if plan.grow > 0:
-            new = propose(
-                self.model,
-                plan.grow,
-                plan.grow_by,
-                self._calibration(round_),
-                lost=self._lost(),
-                beyond=plan.beyond,
-                seed=plan.seed + round_,
-            )
-            larger = grow(self.model, new, plan.init, seed=plan.seed + round_)
+        larger, new = grow_heads(self.model, self.text, plan, round_, self._lost())
         self._keep(f"round-{round_}-grown", larger)
-        found = self._measured()
+        found = measure(self.model, self.text)
         self.journal.record(
             "growth",
             cycle=round_,
@@ -273,29 +179,17 @@ class _Cycle:
         self._say(f"round {round_}: grew {len(new)} heads by {plan.grow_by}, perplexity {found['perplexity']:.3f}")
 
     def _learn(self, round_: int) -> None:
-        plan, first = self.settings, (round_ - 1) * self.settings.learn_steps
-        grown = self.journal.newest("growth")
+        plan, grown = self.settings, self.journal.newest("growth")
         new = [(one["layer"], one["head"]) for one in grown["added_heads"]]
-        updates = learn(
-            self.model,
-            new,
-            lambda step: self.text.for_update(step, plan.batch_rows, plan.seed),
-            steps=plan.learn_steps,
-            peak_rate=plan.learning_rate,
-            multiplier=plan.multiplier,
-            seed=plan.seed,
-            first=first,
-        )
         label = f"round {round_}: learning"
         with Bars({label: plan.learn_steps}, quiet=self.quiet) as bars:
-            for step, loss in updates:
+            for step, loss, held in learn_round(self.model, new, self.text, plan, round_):
                 self.journal.record("training", cycle=round_, step=step, train_loss=loss)
                 bars.update(label, step, f"loss {loss:.3f}")
-                if step % plan.evaluate_every == 0 or step == plan.learn_steps:
-                    held = held_out_loss(self.model, self.text)
+                if held is not None:
                     self.journal.record("evaluation", cycle=round_, step=step, sample=self._sample(), **held)
         self._keep(f"round-{round_}-learned", self.model)
-        found, initial = self._measured(), self._initial()
+        found, initial = measure(self.model, self.text), self._initial()
         pruned = self.journal.newest("measurement")
         change = found["perplexity"] - initial["perplexity"]
         self.journal.record(
@@ -313,13 +207,6 @@ class _Cycle:
         self._say(f"round {round_}: perplexity {found['perplexity']:.3f} with {found['heads']} heads")
 
     # What phases share ------------------------------------------------------------------------------------------------
-
-    def _calibration(self, round_: int) -> list[dict[str, torch.Tensor]]:
-        plan = self.settings
-        return list(self.text.batches(self.text.sample(plan.score_rows, plan.seed, round_), plan.batch_rows))
-
-    def _measured(self) -> Record:
-        return held_out_loss(self.model, self.text) | size(self.model, self.text.held_out.shape[1])
 
     def _initial(self) -> Record:
         return self.journal.records[0]

@@ -38,6 +38,15 @@ def check_free(folder: Path, resume: bool | None = None) -> bool:
     return used
 
 
+def check_same(folder: Path, before: Record, asked: Record, kind: str) -> None:
+    """A cycle or a study is resumed with the settings, the model and the text that it was begun with."""
+    for key, now in asked.items():
+        if before.get(key) != now and key not in NAMES_ONLY:
+            what = f"{key} was {before.get(key)!r} and is now {now!r}"
+            what = {"weights": "the model is another", "text": "the text is another"}.get(key, what)
+            raise UserError(f"cannot resume {folder}: {what} (a resumed {kind} must be the same {kind})")
+
+
 class Journal:
     def __init__(self, folder: Path):
         self.folder = folder
@@ -53,7 +62,7 @@ class Journal:
         if check_free(self.folder, resume):
             if not held.exists():
                 raise UserError(f"cannot resume {self.folder}: it holds files but no cycle.json, so it is not a cycle's folder")
-            self._check_same(read_json(held), asked)
+            check_same(self.folder, read_json(held), asked, "cycle")
             if state.exists():
                 self._restore(read_json(state))
         else:
@@ -61,14 +70,6 @@ class Journal:
             write_json(held, asked)  # first: by it a folder is known
             write_json(self.folder / "environment.json", environment(asked["seed"], 1))
         write_text(self.folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in self.records))
-
-    def _check_same(self, before: Record, asked: Record) -> None:
-        for key, now in asked.items():
-            if before.get(key) != now and key not in NAMES_ONLY:
-                what = f"{key} was {before.get(key)!r} and is now {now!r}"
-                if key in ("weights", "text"):
-                    what = "the model is another" if key == "weights" else "the text is another"
-                raise UserError(f"cannot resume {self.folder}: {what} (a resumed cycle must be the same cycle)")
 
     def _restore(self, state: Any) -> None:
         if not isinstance(state, dict) or not all(isinstance(state.get(key), kind) for key, kind in STATE.items()):

@@ -17,13 +17,14 @@ from pnn.errors import UserError
 from pnn.evaluation.reading import Loaded, load_any
 from pnn.memory import out_of_memory_says
 from pnn.plasticity.architectures import architecture_of
-from pnn.plasticity.cycle import CycleSettings, check, cycle
+from pnn.plasticity.cycle import cycle
 from pnn.plasticity.growth import grow, propose
 from pnn.plasticity.heads import head_map, heads, original_counts
 from pnn.plasticity.journal import check_free
 from pnn.plasticity.models import HISTORY, save
-from pnn.plasticity.scores import Scores, choose, score
-from pnn.plasticity.surgery import prune
+from pnn.plasticity.phases import prune_heads
+from pnn.plasticity.scores import Scores, score
+from pnn.plasticity.settings import CycleSettings, check
 from pnn.plasticity.text import read_text
 from pnn.runs import read_json
 
@@ -108,8 +109,7 @@ def run_prune(
     settings = CycleSettings(prune=ratio, grow=0, prune_by=method, per_layer=per_layer, whole_layers=whole_layers)
     check(loaded.model, settings)
     scores = _scores(loaded, data, method, length, seed, progress)
-    gone = choose(scores, ratio, per_layer=per_layer, floor=settings.floor)
-    smaller = prune(loaded.model, gone, whole_layers=whole_layers)
+    smaller, gone = prune_heads(loaded.model, scores, settings)
     changed = _changed(loaded.model, smaller, "pruned", gone)
     asked = {"by": method, "share": ratio, "data": None if method in WITHOUT_TEXT else data, "seed": seed}
     save(smaller, output, loaded.tokenizer, _history(model, loaded, {**asked, **changed}))

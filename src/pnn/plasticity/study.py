@@ -33,20 +33,22 @@ from pnn.memory import out_of_memory_says
 from pnn.plasticity.arms import (
     CONTROL,
     CYCLE,
+    FIRST_ROUND,
     Arm,
     StudySettings,
     all_arms,
-    calibration,
     check_arms,
+    cycle_of,
     initial,
     run_arm,
 )
 from pnn.plasticity.cycle import fingerprint
 from pnn.plasticity.findings import findings
-from pnn.plasticity.journal import check_free
+from pnn.plasticity.journal import check_free, check_same
 from pnn.plasticity.measure import speeds
+from pnn.plasticity.phases import score_heads
 from pnn.plasticity.run import open_model
-from pnn.plasticity.scores import Scores, score
+from pnn.plasticity.scores import Scores
 from pnn.plasticity.surgery import reorganised
 from pnn.plasticity.text import Text, read_text
 from pnn.progress import say, track
@@ -149,7 +151,12 @@ def _start(folder: Path, sources: list[Source], plan: StudySettings) -> None:
         benches.append(bench)
     held = folder / "plan.json"
     if held.exists():
-        _check_same(folder, read_json(held), asked)
+        before = read_json(held)
+        if list(before["models"]) != list(asked["models"]):
+            raise UserError(f"cannot resume {folder}: its models are {', '.join(before['models'])}")
+        check_same(folder, before["settings"], asked["settings"], "study")
+        for name, found in asked["models"].items():
+            check_same(folder, before["models"][name], found, f"study of {name}")
     for part in ("models", "scores", "arms", "speed", "claims", "figures"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     if not held.exists():
@@ -159,19 +166,6 @@ def _start(folder: Path, sources: list[Source], plan: StudySettings) -> None:
         path = folder / "models" / f"{bench.source.name}.json"
         if not path.exists():
             write_json(path, initial(bench.model, bench.text))
-
-
-def _check_same(folder: Path, before: dict[str, Any], asked: dict[str, Any]) -> None:
-    for key, now in asked["settings"].items():
-        then = before["settings"].get(key)
-        if then != now:
-            raise UserError(f"cannot resume {folder}: {key} was {then!r} and is now {now!r} (a resumed study must be the same)")
-    if list(before["models"]) != list(asked["models"]):
-        raise UserError(f"cannot resume {folder}: its models are {', '.join(before['models'])}")
-    for name, found in asked["models"].items():
-        for what in ("weights", "text"):
-            if before["models"][name][what] != found[what]:
-                raise UserError(f"cannot resume {folder}: {name} has other {what} now")
 
 
 # Working --------------------------------------------------------------------------------------------------------------
@@ -219,12 +213,10 @@ def _done(folder: Path, job: Job, plan: StudySettings, benches: dict[str, Bench]
             return True
         source = job.source
         bench = benches.get(source.name) or benches.setdefault(source.name, Bench(source, plan))
-        scores = None
         with out_of_memory_says(lambda: f"in arm {job.name}: fewer --jobs or --batch-rows need less"):
-            if job.arm.prune:
-                scores = _scores(folder, bench, job, plan)
-                if scores is None:
-                    return False
+            scores = _scores(folder, bench, job, plan)
+            if scores is None:
+                return False
             write_json(path, run_arm(bench.model, bench.text, job.arm, plan, job.seed, scores) | {"model": source.name})
     result = read_json(path)
     so_far = sum(1 for _ in (folder / "arms").glob("*.json"))
@@ -241,8 +233,7 @@ def _scores(folder: Path, bench: Bench, job: Job, plan: StudySettings) -> Scores
             if not mine:
                 return None
             if not path.exists():
-                draw = job.seed + 1  # as the first round of a cycle has it
-                found = score(bench.model, calibration(bench.text, plan, job.seed), job.arm.prune_by, seed=draw)
+                found = score_heads(bench.model, bench.text, cycle_of(job.arm, plan, job.seed), FIRST_ROUND)
                 rows = [[layer, index, value] for (layer, index), value in found.items()]
                 write_json(path, {"highest_go": found.highest_go, "scores": rows})
     held = read_json(path)

@@ -1,0 +1,76 @@
+"""The four phases of a round: prune, measure, grow, learn. A cycle with its journal and an arm of a study call the same
+functions, so an arm is a cycle, bit for bit.
+
+Which rows heads are scored on, what is drawn at random, the batches and the dropout of updates follow from (seed, round). Only
+learning changes the model that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pnn.plasticity.growth import grow, propose
+from pnn.plasticity.heads import Head
+from pnn.plasticity.learning import learn
+from pnn.plasticity.measure import held_out_loss, size
+from pnn.plasticity.scores import Scores, choose, score
+from pnn.plasticity.settings import CycleSettings
+from pnn.plasticity.surgery import prune
+from pnn.plasticity.text import Text
+
+M = TypeVar("M", bound=PreTrainedModel)
+
+
+def calibration(text: Text, plan: CycleSettings, round_: int) -> list[dict[str, Tensor]]:
+    """The training text that heads are scored on, other rows in every round."""
+    return list(text.batches(text.sample(plan.score_rows, plan.seed, round_), plan.batch_rows))
+
+
+def score_heads(model: PreTrainedModel, text: Text, plan: CycleSettings, round_: int) -> Scores:
+    return score(model, calibration(text, plan, round_), plan.prune_by, seed=plan.seed + round_)
+
+
+def prune_heads(model: M, scores: Scores, plan: CycleSettings) -> tuple[M, list[Head]]:
+    """A copy without the heads that are worth least, and which these were."""
+    gone = choose(scores, plan.prune, per_layer=plan.per_layer, floor=plan.floor)
+    return prune(model, gone, whole_layers=plan.whole_layers), gone
+
+
+def measure(model: PreTrainedModel, text: Text) -> dict[str, Any]:
+    """What the model is worth on held-out text, and what it costs."""
+    return held_out_loss(model, text) | size(model, text.held_out.shape[1])
+
+
+def grow_heads(model: M, text: Text, plan: CycleSettings, round_: int, lost: Scores) -> tuple[M, list[Head]]:
+    """The model with new heads, and which these are; the model itself where none shall grow. `lost`: scores of heads that were
+    pruned."""
+    if plan.grow == 0:
+        return model, []
+    seed = plan.seed + round_
+    batches = calibration(text, plan, round_)
+    new = propose(model, plan.grow, plan.grow_by, batches, lost=lost, beyond=plan.beyond, seed=seed)
+    return grow(model, new, plan.init, seed=seed), new
+
+
+def learn_round(
+    model: PreTrainedModel, new: list[Head], text: Text, plan: CycleSettings, round_: int
+) -> Iterator[tuple[int, float, dict[str, Any] | None]]:
+    """Train the model in place. After each update: how many are done, the loss of its batch, and from time to time and at the
+    end the held-out loss."""
+    updates = learn(
+        model,
+        new,
+        lambda step: text.for_update(step, plan.batch_rows, plan.seed),
+        steps=plan.learn_steps,
+        peak_rate=plan.learning_rate,
+        multiplier=plan.multiplier,
+        seed=plan.seed,
+        first=(round_ - 1) * plan.learn_steps,
+    )
+    for step, loss in updates:
+        due = step % plan.evaluate_every == 0 or step == plan.learn_steps
+        yield step, loss, held_out_loss(model, text) if due else None
