@@ -18,9 +18,9 @@ from pnn.figures.plasticity import CYCLE_FIGURES
 from pnn.figures.plasticity_study import STUDY_FIGURES
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
-from pnn.plasticity.findings import perplexity_of, rise_of
-from pnn.plasticity.study import collect
 from pnn.runs import read_config, read_json, read_metrics
+from pnn.studies.plasticity.findings import perplexity_of, rise_of
+from pnn.studies.plasticity.study import collect
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"

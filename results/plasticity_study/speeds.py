@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from pnn.config import load_config
 from pnn.files import write_json
 from pnn.models.sections import build_model, model_config
-from pnn.plasticity.study import shape_speeds
 from pnn.runs import read_json
+from pnn.studies.plasticity.study import shape_speeds
 
 
 def of_this_shape(config: str) -> PreTrainedModel:

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pnn.analysis.evidence import EXPERIMENTS
 from pnn.cli.findings import with_interval
 from pnn.files import write_between, write_json, write_text
 from pnn.runs import read_json
+from pnn.studies.registry import experiments
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
@@ -49,7 +49,7 @@ def copy_in(run: Path) -> None:
     for path in paths:  # with DATA for where the text lay
         text = (run / path).read_text(encoding="utf-8").replace(source, f"DATA/wikitext-103/{Path(source).name}")
         write_text(folder / path, text)
-    pictures = [*ANALYSES, *(experiment.figure for experiment in EXPERIMENTS.values())]
+    pictures = [*ANALYSES, *(experiment.figure for experiment in experiments().values())]
     (folder / "figures").mkdir()
     for name in pictures:
         shutil.copy(run / "figures" / f"{name}.png", folder / "figures")
@@ -58,7 +58,7 @@ def copy_in(run: Path) -> None:
 def finding(run: str, where: tuple[str, str]) -> dict[str, Any]:
     file, name = where
     if file == "evidence":
-        found: dict[str, Any] = read_json(MEASURED / run / "experimental_results.json")[EXPERIMENTS[name].key]
+        found: dict[str, Any] = read_json(MEASURED / run / "experimental_results.json")[experiments()[name].key]
     else:
         found = read_json(MEASURED / run / "analysis" / f"{file}.json")["findings"][name]
     keys = ("hypothesis", "measure", "effect", "margin", "control", "effect_beyond_control", "verdict")

@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from pnn.analysis.run import analyse, open_run
 from pnn.analysis.trace import has_gates
 from pnn.config import load_config
 from pnn.data.shards import prepare
@@ -25,6 +24,7 @@ from pnn.errors import UserError
 from pnn.progress import Bars, say, track
 from pnn.report.page import write_report
 from pnn.runs import check_free, read_json, read_metrics
+from pnn.studies.run import analyse, open_run
 
 MODELS = ("pnn", "bert")
 

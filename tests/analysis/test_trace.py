@@ -5,17 +5,15 @@ import pytest
 import torch
 
 import pnn
-from pnn.analysis import convergence, gates
 from pnn.analysis.controls import shuffled, untrained
-from pnn.analysis.evidence import EXPERIMENTS, perform
-from pnn.analysis.evidence.subject import Subject, measure
-from pnn.analysis.optimisation import analyse_optimisation
+from pnn.analysis.subject import Subject, measure
 from pnn.analysis.trace import KINDS, MASKED, SPECIAL, Edit, Text, trace_batch, trace_text
 from pnn.config import DataConfig
 from pnn.data.batches import special_tokens
 from pnn.data.shards import prepare
-from pnn.errors import UserError
 from pnn.evaluation.masked import evaluate_masked
+from pnn.studies.registry import analyses, experiment_names, experiments, findings
+from pnn.studies.run import perform
 
 SIZES = {"vocab_size": 80, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "max_position_embeddings": 64}
 VARIANTS = {
@@ -111,23 +109,32 @@ def test_shutting_all_gates_leaves_the_embeddings(prepared):
 
 def test_batches_of_another_size_give_the_same_result(prepared):
     model = build("equations")
-    one, other = (convergence.analyse_convergence(model, text_of(prepared, size)) for size in (400, 5000))
+    one, other = (perform("convergence", Subject(model, text_of(prepared, size))) for size in (400, 5000))
     assert one["classes"] == other["classes"]
     assert one["settled_counts"] == other["settled_counts"]
 
 
 def test_twice_is_the_same(prepared):
     model, text = build("published"), text_of(prepared, count=8)
-    for analyse in (convergence.analyse_convergence, gates.analyse_gates, analyse_optimisation):
-        assert analyse(model, text) == analyse(model, text)
-    one, other = ({name: perform(name, Subject(model, text)) for name in EXPERIMENTS} for _ in range(2))
+    names = ("convergence", "gates", "optimisation", *experiment_names())
+    one, other = ({name: perform(name, Subject(model, text)) for name in names} for _ in range(2))
     assert one == other
+
+
+def test_every_finding_is_of_a_declared_hypothesis(prepared):
+    subject = Subject(build("equations"), text_of(prepared, count=12))
+    masked = {name: about for name, about in (analyses() | experiments()).items() if about.kind == "masked"}
+    for name, about in masked.items():
+        found = findings(name, about, perform(name, subject))
+        assert set(found) == set(about.hypotheses), name
+        for one, said in about.hypotheses.items():
+            assert found[one]["hypothesis"] == said.format(parts="attention, gate, ffn")
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "bert"])
 def test_every_experiment_is_done_or_says_why_not(prepared, variant):
     subject = Subject(build(variant), text_of(prepared, count=12))
-    for name in EXPERIMENTS:
+    for name in experiment_names():
         result = perform(name, subject)
         gateless = name in ("gate_specificity", "gate_entropy") and variant in ("no gate", "delta", "bert")
         short = name in ("meg", "modeling", "dimensionwise") and variant == "one step"
@@ -138,15 +145,13 @@ def test_every_experiment_is_done_or_says_why_not(prepared, variant):
 
 
 def test_what_has_no_gates_or_no_path_says_so(prepared):
-    with pytest.raises(UserError, match="no gates"):
-        gates.analyse_gates(build("no gate"), text_of(prepared))
-    with pytest.raises(UserError, match="not steps of one refiner"):
-        analyse_optimisation(build("bert"), text_of(prepared))
+    assert perform("gates", Subject(build("no gate"), text_of(prepared))) == {"not_done": "the model has no gates"}
+    assert "not steps of one refiner" in perform("optimisation", Subject(build("bert"), text_of(prepared)))["not_done"]
 
 
 def test_gate_numbers_equal_a_plain_computation(prepared):
     model, text = build("published"), text_of(prepared)
-    found = gates.analyse_gates(model, text)
+    found = perform("gates", Subject(model, text))
     all_gates = [[step.gate for step in trace.steps] for trace in trace_text(model, text)]
     for t in range(4):
         g = torch.cat([batch[t] for batch in all_gates])

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 
-from pnn.analysis.evidence import EXPERIMENTS
+from pnn.studies.registry import experiments
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_all_experiments_leave_the_published_files(pnn_command, undrawn, run):
     code, out, err = pnn_command("evidence", run, "--sequences", 20)
     assert code == 0, err
     results = json.loads((run / "experimental_results.json").read_text())
-    for name, experiment in EXPERIMENTS.items():
+    for name, experiment in experiments().items():
         assert results[experiment.key]["experiment"] == name
         assert (run / "figures" / f"{experiment.figure}.png").exists()
         assert name in out

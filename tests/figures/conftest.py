@@ -16,13 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text as Written
 
 import pnn
-from pnn.analysis.evidence import perform
-from pnn.analysis.evidence.subject import Subject
-from pnn.analysis.run import ANALYSES
+from pnn.analysis.subject import Subject
 from pnn.analysis.trace import Text
 from pnn.config import DataConfig
 from pnn.data.batches import special_tokens
 from pnn.data.shards import prepare
+from pnn.studies.run import perform
 
 Json = dict[str, Any]
 MODELS: dict[str, Json] = {
@@ -59,7 +58,7 @@ def analysed(subject_of) -> Callable[[str, str], Json]:
     @cache
     def run(name: str, model: str) -> str:
         subject = subject_of(model)
-        return json.dumps({"model_type": subject.model.config.model_type, **ANALYSES[name](subject.model, subject.text)})
+        return json.dumps({"model_type": subject.model.config.model_type, **perform(name, subject)})
 
     return lambda name, model: json.loads(run(name, model))
 

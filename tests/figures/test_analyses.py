@@ -7,12 +7,12 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from pnn.analysis.run import ANALYSES
-from pnn.figures.analyses import ANALYSIS_FIGURES
-from pnn.figures.convergence import convergence
-from pnn.figures.gates import gates
 from pnn.figures.numbers import estimate
-from pnn.figures.optimisation import optimisation
+from pnn.figures.studies import figure_of
+from pnn.figures.studies.convergence import convergence
+from pnn.figures.studies.gates import gates
+from pnn.figures.studies.optimisation import optimisation
+from pnn.studies.registry import analysis_names, experiment_names
 
 EVERY_MODEL = [
     *(("convergence", model) for model in ("one step", "three steps", "twelve steps", "no gates", "bert")),
@@ -30,14 +30,15 @@ def heights(axes) -> list[float]:
     return [bar.get_height() for bar in axes.patches]
 
 
-def test_every_analysis_has_a_figure() -> None:
-    assert set(ANALYSIS_FIGURES) == {*ANALYSES, "rewrites"}
+def test_every_analysis_and_experiment_has_a_figure() -> None:
+    for name in (*analysis_names(), *experiment_names()):
+        assert callable(figure_of(name)), name
 
 
 @pytest.mark.parametrize(("name", "model"), EVERY_MODEL)
 def test_any_model_can_be_drawn(analysed, drawn, name: str, model: str) -> None:
     result = analysed(name, model)
-    texts = drawn(ANALYSIS_FIGURES[name](result))
+    texts = drawn(figure_of(name)(result))
     for found in result["findings"].values():
         assert any(f"{found['verdict'].capitalize()}: " in text for text in texts)
     assert any("layer" in text for text in texts) == (model == "bert")

@@ -177,7 +177,9 @@ def test_figures_do_not_import_models_themselves() -> None:
     code = """
 import sys, types, pathlib
 package = types.ModuleType("pnn"); package.__path__ = [sys.argv[1]]; sys.modules["pnn"] = package
-import pnn.figures.architecture, pnn.figures.accuracy, pnn.figures.training, pnn.figures.analyses, pnn.figures.evidence
+import pnn.figures.architecture, pnn.figures.accuracy, pnn.figures.training
+from pnn.figures.studies import figure_of
+figure_of("convergence"), figure_of("meg")
 bad = {"torch", "transformers", "pnn.models", "matplotlib.pyplot"} & set(sys.modules)
 sys.exit(f"imported {bad}" if bad else 0)
 """

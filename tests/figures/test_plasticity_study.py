@@ -6,8 +6,8 @@ import pytest
 from planted_study import before, harm, planted
 
 from pnn.figures.plasticity_study import STUDY_FIGURES, growth, ratios
-from pnn.plasticity.findings import findings
-from pnn.plasticity.study import timed_arms
+from pnn.studies.plasticity.findings import findings
+from pnn.studies.plasticity.study import timed_arms
 
 SIZES = {"gpt2_distil": 81_912_576, "gpt2_small": 124_439_808, "a model with quite a long name": 15_191_712}
 STUDIES = {

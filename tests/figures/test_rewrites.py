@@ -10,8 +10,9 @@ import pytest
 import rewriting
 from matplotlib.figure import Figure
 
-from pnn.analysis.rewrites import analyse_rewrites
-from pnn.figures.rewrites import rewrites
+from pnn.analysis.subject import Decoder
+from pnn.figures.studies.rewrites import rewrites
+from pnn.studies.run import perform
 
 MODELS = {
     "two layers": {},
@@ -23,7 +24,7 @@ MODELS = {
 
 @cache
 def _analysed(model: str) -> str:
-    return json.dumps(analyse_rewrites(rewriting.tiny(**MODELS[model]), rewriting.text(6), rewriting.tokenizer()))
+    return json.dumps(perform("rewrites", Decoder(rewriting.tiny(**MODELS[model]), rewriting.text(6), rewriting.tokenizer())))
 
 
 def analysed(model: str) -> dict:

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from pnn.analysis.evidence import EXPERIMENTS
-from pnn.analysis.run import ANALYSES, analyse, collect_evidence, open_run
 from pnn.figures import style
 from pnn.figures.numbers import estimate
-from pnn.report.analysis import QUESTIONS
 from pnn.report.page import write_report
+from pnn.studies.registry import analyses, experiments
+from pnn.studies.run import analyse, collect_evidence, open_run
 
-ASKED = [question for name, (question, _) in QUESTIONS.items() if name != "rewrites"]  # which are asked of decoders only
+ANALYSES = {name: about for name, about in analyses().items() if about.kind == "masked"}
+EXPERIMENTS = experiments()
+QUESTIONS = {name: about.question for name, about in (ANALYSES | EXPERIMENTS).items()}
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +91,9 @@ def findings(run: Path) -> list[tuple[str, dict[str, Any]]]:
     return [*found, *((name, results[experiment.key]) for name, experiment in EXPERIMENTS.items())]
 
 
-def test_every_analysis_and_experiment_is_a_question() -> None:
-    assert set(QUESTIONS) == {*ANALYSES, *EXPERIMENTS, "rewrites"}
-
-
 def test_each_question_has_its_picture_and_answer(run: Path) -> None:
     tags, text = page_of(run)
-    assert tags("h3") == ASKED
+    assert tags("h3") == list(QUESTIONS.values())
     pictures = {path.stem: path for path in (run / "figures").iterdir()}
     own = {*ANALYSES, *(experiment.figure for experiment in EXPERIMENTS.values())}
     assert own <= set(pictures)
@@ -154,9 +151,10 @@ def test_what_was_not_done_says_why(run: Path) -> None:
     nothing = {"experiment": "gate_specificity", "not_done": "the model has no gates"}
     change(run / "experimental_results.json", lambda results: results.update(gate_specificity=nothing))
     tags, text = page_of(run)
-    assert "gate_specificitynot done: the model has no gates" in text
-    assert QUESTIONS["gate_specificity"][0] not in tags("h3")
-    assert len(tags("h3")) == len(ASKED) - 1
+    (hypothesis,) = EXPERIMENTS["gate_specificity"].hypotheses.values()
+    assert f"gate_specificity{hypothesis}: not done, the model has no gates" in text
+    assert QUESTIONS["gate_specificity"] not in tags("h3")
+    assert len(tags("h3")) == len(QUESTIONS) - 1
 
 
 def test_a_finding_that_could_not_be_made_says_why(run: Path) -> None:
@@ -171,7 +169,7 @@ def test_parts_stand_alone(run: Path) -> None:
     (run / "experimental_results.json").unlink()
     (run / "analysis" / "gates.json").unlink()
     tags, _ = page_of(run)
-    assert tags("h3") == [QUESTIONS[name][0] for name in ("convergence", "optimisation")]
+    assert tags("h3") == [QUESTIONS[name] for name in ("convergence", "optimisation")]
 
 
 def test_a_run_without_analyses_has_no_such_part(run: Path) -> None:
@@ -181,7 +179,7 @@ def test_a_run_without_analyses_has_no_such_part(run: Path) -> None:
     tags, text = page_of(run)
     assert "What happens inside" not in text
     assert tags("h3") == []
-    assert len(tags("img")) == len(with_analyses("img")) - len(ASKED)
+    assert len(tags("img")) == len(with_analyses("img")) - len(QUESTIONS)
     assert tags("h2") == [heading for heading in with_analyses("h2") if "inside" not in heading]
 
 

@@ -226,7 +226,7 @@ def test_masked_models_and_decoders_are_not_mistaken_for_each_other(run, trained
         (("generate", trained_run, "the fox"), trained_run, "fills in masks, it does not continue a text"),
         (("fill", run, "the [MASK]"), run, "is not one of our masked models"),
         (("analyze", "convergence", run), run, "is not one of our masked models"),
-        (("analyze", "rewrites", trained_run), trained_run, "rewrites are those of a DDL decoder, and this is a PNN"),
+        (("analyze", "rewrites", trained_run), trained_run, "fills in masks, it does not continue a text"),
         (("compare", run, trained_run), run, "is not one of our masked models: the perplexity of decoders"),
         (("compare", run, trained_run), run, "by `pnn evaluate`"),
     ):

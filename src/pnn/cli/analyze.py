@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
+from pnn.studies.registry import analysis_names
 
 Run = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
 Data = Annotated[str | None, typer.Option(help="Text to use instead of the run's own held-out text.")]
@@ -18,9 +19,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 @app.command()
 def analyze(
-    name: Annotated[
-        str, typer.Argument(help="convergence, gates, optimisation, or rewrites of a decoder.", metavar="ANALYSIS")
-    ],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(analysis_names())}.", metavar="ANALYSIS")],
     run: Run,
     data: Data = None,
     sequences: Sequences = None,
@@ -46,23 +45,19 @@ def analyze(
 
     Example: pnn analyze rewrites runs/ddl_tiny
     """
-    from pnn.analysis.run import ANALYSES, BATCH_TOKENS, DECODER_ANALYSES, analyse, open_decoder, open_run
     from pnn.cli.findings import print_findings
-    from pnn.errors import UserError, did_you_mean
     from pnn.evaluation.reading import smaller_batches
-    from pnn.figures.analyses import ANALYSIS_FIGURES
+    from pnn.figures.studies import figure_of
     from pnn.figures.style import png, save
     from pnn.memory import out_of_memory_says
     from pnn.progress import track
+    from pnn.studies.run import BATCH_TOKENS, analyse, open_run
 
-    if name not in ANALYSES and name not in DECODER_ANALYSES:
-        raise UserError(f"analyze {name}: no such analysis{did_you_mean(name, [*ANALYSES, *DECODER_ANALYSES])}")
-    opening = open_run if name in ANALYSES else open_decoder
-    opened = opening(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
+    opened = open_run(run, name, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
     with out_of_memory_says(lambda: smaller_batches(f"analyze {name}", run, batch_tokens or BATCH_TOKENS)):
         result = analyse(opened, name)
     if opened.folder is not None:
-        picture = save(png(ANALYSIS_FIGURES[name](result)), opened.folder / "figures" / f"{name}.png")
+        picture = save(png(figure_of(name)(result)), opened.folder / "figures" / f"{name}.png")
     if as_json:
         print(json.dumps(result, indent=2))
         return

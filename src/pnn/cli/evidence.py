@@ -7,6 +7,7 @@ import typer
 
 from pnn.cli import app
 from pnn.cli.analyze import AsJson, BatchTokens, Data, Out, Run, Sequences
+from pnn.studies.registry import experiment_names
 
 
 @app.command()
@@ -14,10 +15,7 @@ def evidence(
     run: Run,
     experiment: Annotated[
         list[str] | None,
-        typer.Option(
-            help="meg, optogenetics, modeling, dimensionwise, difficulty, layer_importance, gate_specificity, "
-            "layerwise_activity, cross_token, gate_entropy, or all. May be given several times."
-        ),
+        typer.Option(help=f"One of {', '.join(experiment_names())}, or all. May be given several times."),
     ] = None,
     data: Data = None,
     sequences: Sequences = None,
@@ -29,24 +27,24 @@ def evidence(
 
     Example: pnn evidence runs/quickstart/pnn --experiment gate_specificity
     """
-    from pnn.analysis.evidence import EXPERIMENTS, chosen
-    from pnn.analysis.run import collect_evidence, open_run
     from pnn.cli.findings import print_findings
     from pnn.evaluation.reading import smaller_batches
-    from pnn.figures.evidence import EVIDENCE_FIGURES
+    from pnn.figures.studies import figure_of
     from pnn.figures.style import png, save
     from pnn.memory import out_of_memory_says
     from pnn.progress import say, track
+    from pnn.studies.registry import chosen, experiments
+    from pnn.studies.run import collect_evidence, open_run
 
-    wanted = chosen(experiment)
+    wanted, suite = chosen(experiment), experiments()
     opened = open_run(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
-    with out_of_memory_says(lambda: smaller_batches("evidence", run, opened.text.batch_tokens)):
+    with out_of_memory_says(lambda: smaller_batches("evidence", run, opened.subject.text.batch_tokens)):
         results = collect_evidence(opened, experiment, lambda name: say(f"{name} …"))
-    found = {name: results[EXPERIMENTS[name].key] for name in wanted}
+    found = {name: results[suite[name].key] for name in wanted}
     if opened.folder is not None:
         for name, result in found.items():
             if "not_done" not in result:
-                save(png(EVIDENCE_FIGURES[name](result)), opened.folder / "figures" / f"{EXPERIMENTS[name].figure}.png")
+                save(png(figure_of(name)(result)), opened.folder / "figures" / f"{suite[name].figure}.png")
     if as_json:
         print(json.dumps(results, indent=2))
         return

@@ -127,8 +127,8 @@ def study(
     from pnn.cli.tables import print_study
     from pnn.figures.plasticity_study import STUDY_FIGURES
     from pnn.figures.style import png, save
-    from pnn.plasticity.arms import StudySettings
-    from pnn.plasticity.study import run_study, sources_of
+    from pnn.studies.plasticity.arms import StudySettings
+    from pnn.studies.plasticity.study import run_study, sources_of
 
     plan = StudySettings(seeds, learn_steps, learning_rate, batch_rows, score_rows, evaluate_every)
     sources = sources_of(models, data, validation, length, validation_rows)

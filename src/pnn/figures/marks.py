@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from pnn.figures.numbers import signed
+from pnn.figures.numbers import count, signed
 from pnn.figures.results import Json
 from pnn.figures.style import INK, PALETTE, SMALL, ink_on
 
@@ -131,3 +132,20 @@ def shades(count: int, light: str = "#a6cbe3", dark: str = "#08306b") -> list[st
     """From light to dark, one a step."""
     start, end = np.array(to_rgb(light)), np.array(to_rgb(dark))
     return [to_hex(start + (end - start) * (i / max(count - 1, 1))) for i in range(count)]
+
+
+# Easy, medium and hard tokens --------------------------------------------------------------------------------------------
+
+
+def difficulty_keys(found: Json) -> list[Line2D]:
+    """With the number of targets, where the published part counts them."""
+    keys = []
+    for (name, colour), marker in zip(DIFFICULTY.items(), MARKERS, strict=False):
+        part = found["published"].get(name) or found["published"].get(f"{name}_tokens") or {"count": 0}
+        keys.append(Line2D([], [], color=colour, marker=marker, ms=4.5, label=f"{name} ({count(part['count'])})"))
+    return keys
+
+
+def difficulty_axis(axes: Axes, label: str) -> None:
+    axes.set_xticks(range(3), list(DIFFICULTY))
+    axes.set(ylabel=label, xlim=(-0.55, 2.55))

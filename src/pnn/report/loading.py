@@ -10,9 +10,9 @@ from typing import Any
 from pnn import runs
 from pnn.config import RunConfig
 from pnn.errors import UserError
-from pnn.figures.analyses import ANALYSIS_FIGURES
 from pnn.figures.anatomy import KNOWN_TYPES, anatomy
 from pnn.figures.results import Json, is_refiner, median_speed
+from pnn.studies.registry import analysis_names
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _load(folder: Path, name: str) -> Run:
         metrics=metrics,
         evaluation=evaluation,
         seconds=next((row["seconds"] for row in reversed(metrics) if "seconds" in row), None),
-        analyses={name: found for name in ANALYSIS_FIGURES if (found := _if_there(folder / "analysis" / f"{name}.json"))},
+        analyses={name: found for name in analysis_names() if (found := _if_there(folder / "analysis" / f"{name}.json"))},
         evidence=_if_there(folder / "experimental_results.json") or {},
     )
 

@@ -1,0 +1,103 @@
+"""What do gates do? The four panels of the paper's Figure 3, and what they hide: which kind of token each gate belongs to.
+
+Figure 3 pools all tokens. Specials and masked tokens live at other gate values than ordinary ones, so a histogram of all of
+them can have several humps without any token being "bimodal". Here every number is also given for each kind.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pnn.analysis.subject import Subject, with_gates
+from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
+from pnn.analysis.trace import KINDS, trace_batch
+from pnn.studies.registry import Analysis
+
+BINS = 50  # of the histogram of token means, from 0 to 1
+MARGIN = 0.01  # of gates open: a smaller change is not worth a claim
+
+ABOUT = Analysis(
+    question="What do the gates do?",
+    picture=(
+        "The paper's four panels pool all tokens. The panels by kind of token show which humps and shifts belong to masked or "
+        "special tokens alone; the grey line is the same model untrained."
+    ),
+    hypotheses={
+        "gates_close_step_by_step": "gates become more selective from step to step",
+    },
+    needs=(with_gates,),
+)
+
+
+def run(subject: Subject) -> dict[str, Any]:
+    """What analysis/gates.json holds."""
+    text, totals = subject.text, Totals(len(subject.text))
+    width, steps = subject.model.config.hidden_size, subject.num_steps
+    by_dimension = torch.zeros(steps, width, dtype=torch.float64)
+    histogram = torch.zeros(steps, len(KINDS), BINS, dtype=torch.float64)
+    squares = torch.zeros(steps, dtype=torch.float64)
+    for batch in text.batches():
+        trace, control = trace_batch(subject.model, batch), trace_batch(subject.naive, batch)
+        gates, never = ([step.gate for step in found.steps if step.gate is not None] for found in (trace, control))
+        means = torch.stack([g.mean(1) for g in gates], 1)  # (tokens, steps)
+        totals.count("tokens", trace.sequence)
+        totals.add("mean", trace.sequence, means)
+        totals.add("open", trace.sequence, torch.stack([(g > 0.5).float().mean(1) for g in gates], 1))
+        totals.add("spread", trace.sequence, torch.stack([g.std(1) for g in gates], 1))
+        totals.add("untrained open", trace.sequence, torch.stack([(g > 0.5).float().mean(1) for g in never], 1))
+        kinds = torch.nn.functional.one_hot(trace.kinds, len(KINDS))
+        totals.add("kind", trace.sequence, kinds)
+        totals.add("kind mean", trace.sequence, kinds[:, :, None] * means[:, None])
+        for t, g in enumerate(gates):
+            by_dimension[t] += g.double().sum(0).cpu()
+            squares[t] += g.double().square().mean(1).sum().cpu()
+            histogram[t] += _histogram(g.mean(1), trace.kinds)
+    tokens = totals.of("tokens").sum()
+    mean, kind_means = ratios(totals, "mean", "tokens"), totals.of("kind mean").sum(0).reshape(len(KINDS), steps)
+    spread = [float(np.sqrt(max(0.0, squares[t] / tokens - mean[t]["value"] ** 2))) for t in range(steps)]
+    kind_tokens = totals.of("kind").sum(0)
+    return {
+        "num_steps": steps,
+        "tokens": int(tokens),
+        "tokens_by_kind": {name: int(kind_tokens[i]) for i, name in enumerate(KINDS)},
+        "mean_by_step": mean,
+        "deviation_by_step": spread,  # over all gates of all tokens, as in the paper's panel
+        "spread_within_token_by_step": ratios(totals, "spread", "tokens"),
+        "open_by_step": ratios(totals, "open", "tokens"),
+        "mean_by_kind_and_step": {
+            name: [float(value / kind_tokens[i]) for value in kind_means[i]] for i, name in enumerate(KINDS) if kind_tokens[i]
+        },
+        "dimension_means": (by_dimension / tokens).tolist(),  # (steps, width)
+        "token_mean_histogram": {name: histogram[:, i].long().tolist() for i, name in enumerate(KINDS)},
+        "untrained_open_by_step": ratios(totals, "untrained open", "tokens"),
+        "findings": {"gates_close_step_by_step": _closing(totals, steps)} if steps > 1 else {},
+    }
+
+
+def _histogram(means: Tensor, kinds: Tensor) -> Tensor:
+    bins = (means * BINS).long().clamp(0, BINS - 1)
+    flat = torch.bincount(kinds * BINS + bins, minlength=len(KINDS) * BINS)
+    return flat.view(len(KINDS), BINS).double().cpu()
+
+
+def _closing(totals: Totals, steps: int) -> dict[str, Any]:
+    """ "Increasingly selective" (the paper's introduction): the share of open gates falls at every step."""
+
+    def smallest_fall(sums: Array, first: int) -> Array:
+        shares = [ratio(sums[..., [first + t, -1]]) for t in range(steps)]
+        return np.minimum.reduce([before - after for before, after in itertools.pairwise(shares)])
+
+    return finding(
+        ABOUT.hypotheses["gates_close_step_by_step"],
+        "smallest fall of the share of gates above 0.5 from one step to the next",
+        np.concatenate((totals.of("open"), totals.of("untrained open"), totals.of("tokens")), 1),
+        lambda sums: smallest_fall(sums, 0),
+        margin=MARGIN,
+        control="the same model untrained",
+        control_statistic=lambda sums: smallest_fall(sums, steps),
+    )

@@ -1,0 +1,172 @@
+"""From a run folder or checkpoint to results: load the model, choose its held-out text, analyse, write JSON.
+
+A run folder keeps what is found (analysis/<name>.json, experimental_results.json). A bare checkpoint has no text of its own:
+`data` says which, and the result is returned and not kept unless `out` names a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pnn import runs
+from pnn.analysis.subject import Decoder, Subject
+from pnn.analysis.trace import Text
+from pnn.config import DataConfig, EvaluationConfig
+from pnn.data.batches import special_tokens
+from pnn.data.corpora import open_source
+from pnn.data.shards import Progress, TokenSet, prepare, prepare_source
+from pnn.data.tokenizers import fingerprint
+from pnn.errors import UserError
+from pnn.evaluation.reading import Loaded, load_decoder, load_run, text_of_a_bare_checkpoint
+from pnn.files import write_json
+from pnn.memory import give_back_freed_memory
+from pnn.runs import read_json
+from pnn.studies.registry import analysis, chosen, experiment_names, experiments, module, why_not
+
+SEQUENCES = 2188  # at most, unless asked otherwise: all of WikiText-103 valid
+ROWS = 200  # of a decoder's text, much longer each
+BATCH_TOKENS = 8192  # at most, unless asked otherwise: a trace keeps all that happens to a batch, 20 times its states
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The text that a run is analysed on: which sequences of which tokens, and in what batches."""
+
+    tokens: TokenSet
+    sequences: NDArray[np.int64]
+    batch_tokens: int
+    data: DataConfig
+    mask_seed: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model with its text."""
+
+    subject: Any  # a Subject or a Decoder, as the analysis asks for
+    about: dict[str, Any]  # what stands at the head of every result
+    folder: Path | None  # where results are kept
+
+
+def open_run(
+    run: str | Path,
+    name: str | None = None,
+    *,
+    progress: Progress,
+    data: str | None = None,
+    sequences: int | None = None,
+    batch_tokens: int | None = None,
+    out: Path | None = None,
+    device: str | None = None,
+) -> Opened:
+    """RUN's model and held-out text, for the analysis of this name; without one, a masked model for any experiment. A model
+    that the analysis cannot take is told before any text is read."""
+    causal = name is not None and analysis(name).kind == "causal"
+    loaded: Loaded[Any] = load_decoder(run, device=device) if causal else load_run(run, device=device)
+    if name is not None:
+        check(name, loaded.model)
+    most = sequences or (ROWS if causal else SEQUENCES)
+    held_out, folder = _held_out(run, loaded, data, most, batch_tokens, progress)
+    about = {
+        "checkpoint": Path(loaded.checkpoint).name,
+        "model_type": loaded.model.config.model_type,
+        "source": held_out.tokens.manifest["name"],
+        "sequences": len(held_out.sequences),
+    }
+    if causal:
+        return Opened(_decoder(loaded, held_out), about, out or folder)
+    text = Text(
+        held_out.tokens,
+        held_out.sequences,
+        special_tokens(loaded.tokenizer),
+        held_out.data.mask_probability,
+        held_out.mask_seed,
+        held_out.batch_tokens,
+    )
+    masks = {"mask_probability": text.mask_probability, "mask_seed": text.mask_seed}
+    return Opened(Subject(loaded.model, text), about | masks, out or folder)
+
+
+def _decoder(loaded: Loaded[Any], held_out: HeldOut) -> Decoder:
+    rows = torch.from_numpy(held_out.tokens.take(held_out.sequences)).view(len(held_out.sequences), -1)
+    return Decoder(loaded.model, rows, loaded.tokenizer, max(1, held_out.batch_tokens // rows.shape[1]))
+
+
+def _held_out(
+    run: str | Path, loaded: Loaded[Any], data: str | None, sequences: int, batch_tokens: int | None, progress: Progress
+) -> tuple[HeldOut, Path | None]:
+    """RUN's held-out text, or `data`; and the run folder, if results belong there."""
+    give_back_freed_memory()
+    folder = runs.run_of(loaded.checkpoint) if isinstance(loaded.checkpoint, Path) else None
+    config = runs.read_config(folder) if folder is not None else None
+    settings = config.evaluation if config is not None else EvaluationConfig()
+    treatment = config.data if config is not None else text_of_a_bare_checkpoint(loaded.model)
+    if data is not None:
+        tokens = prepare_source(open_source(data, treatment, "validation"), loaded.tokenizer, treatment, progress)
+        chosen = np.arange(len(tokens))
+    elif config is not None:
+        prepared = prepare(treatment, progress)
+        if fingerprint(prepared.tokenizer) != fingerprint(loaded.tokenizer):
+            raise UserError(f"{loaded.checkpoint}: its tokenizer is not the one that the run's config names: they do not match")
+        tokens, chosen = prepared.validation, prepared.validation_sequences
+    else:
+        raise UserError(f"{runs.without_text(run, loaded.checkpoint)}: say what to analyse it on with --data")
+    if len(chosen[:sequences]) < 2:
+        raise UserError("too little text to analyse: intervals need two sequences or more")
+    keeps = folder is not None and Path(run).resolve() == folder and data is None
+    batch = batch_tokens or min(settings.batch_tokens, BATCH_TOKENS)
+    held_out = HeldOut(tokens, chosen[:sequences], batch, treatment, settings.mask_seed)
+    return held_out, folder if keeps else None
+
+
+@torch.no_grad()
+def perform(name: str, subject: Any) -> dict[str, Any]:
+    """The result of an analysis or experiment. What cannot be done on this model says why and has no verdict."""
+    reason = why_not(name, subject.model)
+    found: dict[str, Any] = {"not_done": reason} if reason else module(name).run(subject)
+    return {"experiment": name, **found} if name in experiment_names() else found
+
+
+def check(name: str, model: Any) -> None:
+    reason = why_not(name, model)
+    if reason:
+        raise UserError(f"analyze {name}: {reason}")
+
+
+def analyse(opened: Opened, name: str) -> dict[str, Any]:
+    check(name, opened.subject.model)
+    result = {**opened.about, **perform(name, opened.subject)}
+    if opened.folder is not None:
+        (opened.folder / "analysis").mkdir(parents=True, exist_ok=True)
+        write_json(opened.folder / "analysis" / f"{name}.json", result)
+    return result
+
+
+def collect_evidence(opened: Opened, names: list[str] | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Experiments by name, or all. The file keeps those that were done before and is rewritten after each."""
+    wanted, suite = chosen(names), experiments()
+    for name in wanted if names and "all" not in names else []:
+        reason = why_not(name, opened.subject.model)
+        if reason:
+            raise UserError(f"--experiment {name}: {reason}")
+    path = None if opened.folder is None else opened.folder / "experimental_results.json"
+    results: dict[str, Any] = {"about": opened.about}
+    if path is not None and path.exists():
+        before = read_json(path)
+        if before.get("about") == opened.about:  # the same model and text: what was found still holds
+            results = before
+    if opened.folder is not None:
+        opened.folder.mkdir(parents=True, exist_ok=True)
+    for name in wanted:
+        progress(name)
+        results[suite[name].key] = perform(name, opened.subject)
+        if path is not None:
+            write_json(path, results)
+    return results
