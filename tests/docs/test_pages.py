@@ -1,5 +1,6 @@
 """Every block on the documentation site runs, page by page and in order, in a folder of its own and at a tiny size; or it says
-what it needs. The first page is a reader's whole path: a trained model, a figure of an analysis, a pruned model.
+what it needs. The first page is a reader's whole path: a trained model, a figure of an analysis, a pruned model. A block whose
+title is a file's path is that file.
 
 `pnn` is called in this process (importing torch again for each command would take most of the time); all else by bash.
 """
@@ -15,14 +16,21 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
+from pnn.studies.registry import analysis_names
+
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^(?:<!-- needs: (?P<needs>\w+) -->\n)?```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.M | re.S)
+FENCE = re.compile(
+    r"^(?:<!-- needs: (?P<needs>\w+) -->\n)?"
+    r'```(?P<language>\w*)(?: title="(?P<file>[^"]+)")?[^\n]*\n(?P<code>.*?)^```$',
+    re.M | re.S,
+)
 NEEDS = {"gpu", "hub", "install", "machines"}
 SHOWN = {"text"}  # languages that are there to be read
 START = "docs/index.md"
@@ -47,11 +55,12 @@ class Block:
     language: str
     code: str
     needs: str | None
+    file: str | None
 
 
 def blocks(page: str) -> list[Block]:
     text = (ROOT / page).read_text(encoding="utf-8")
-    return [Block(m["language"], m["code"], m["needs"]) for m in FENCE.finditer(text)]
+    return [Block(m["language"], m["code"], m["needs"], m["file"]) for m in FENCE.finditer(text)]
 
 
 def site_pages() -> list[str]:
@@ -112,6 +121,9 @@ def run_line(line: str, folder: Path) -> None:
             expanded += found or [word]
         call(tiny(expanded))
         return
+    if words[0] == "pytest":
+        run_tests(folder / words[1])
+        return
     if words[:2] == ["accelerate", "launch"]:
         line = shlex.join(
             [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0", *words[2:], *TINY["train"]]
@@ -121,11 +133,42 @@ def run_line(line: str, folder: Path) -> None:
     assert done.returncode == 0, f"{line}\n{done.stderr[-2000:]}"
 
 
+def run_tests(path: Path) -> None:
+    """In this process, which knows the page's files."""
+    tests = [value for name, value in runpy.run_path(str(path)).items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()
+
+
+def add_file(file: str, code: str, folder: Path) -> None:
+    """A file that a page adds to a clone. The package, which is not the clone's, looks for modules there too."""
+    path = folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code, encoding="utf-8")
+    if file.startswith("src/"):
+        import_module(package_of(file)).__path__.append(str(path.parent))
+
+
+def forget_file(file: str, folder: Path) -> None:
+    if file.startswith("src/"):
+        package, name = import_module(package_of(file)), Path(file).stem
+        package.__path__.remove(str((folder / file).parent))
+        sys.modules.pop(f"{package.__name__}.{name}", None)
+        vars(package).pop(name, None)
+
+
+def package_of(file: str) -> str:
+    return ".".join(Path(file).parent.parts[1:])
+
+
 def run_page(page: str, folder: Path) -> None:
     names: dict = {"__name__": "page"}
     left_out = []
     for block in runnable(page):
-        if block.language == "python":
+        if block.file is not None:
+            add_file(block.file, block.code, folder)
+        elif block.language == "python":
             exec(compile(block.code, page, "exec"), names)
         else:
             for line in lines_of(block.code):
@@ -204,8 +247,16 @@ def test_a_page_runs(page, here, quickstart_runs, undrawn):
     try:
         run_page(page, here)
     finally:
+        for file in (block.file for block in runnable(page) if block.file is not None):
+            forget_file(file, here)
         ARCHITECTURES.clear()
         ARCHITECTURES.update(known)  # a page adds one
+    if page == "docs/howto/analysis.md":  # an analysis was added from end to end, and is gone again
+        run = here / "runs/quickstart/pnn"
+        found = json.loads((run / "analysis/confidence.json").read_text())["findings"]["surer_at_every_step"]
+        assert (run / "figures/confidence.png").exists()
+        assert f"{found['verdict'].capitalize()}:</b> predictions grow surer at every step" in (run / "report.html").read_text()
+        assert "confidence" not in analysis_names()
     if page == "docs/howto/many_gpus.md":  # two processes were promised
         assert json.loads((here / "runs/two/environment.json").read_text())["hardware"]["processes"] == 2
 
