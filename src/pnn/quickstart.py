@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from pnn.analysis.trace import has_gates
 from pnn.config import load_config
 from pnn.data.shards import prepare
 from pnn.errors import UserError
 from pnn.progress import Bars, say, track
 from pnn.report.page import write_report
 from pnn.runs import check_free, read_json, read_metrics
+from pnn.studies.registry import why_not
 from pnn.studies.run import analyse, open_run
 
 MODELS = ("pnn", "bert")
@@ -50,7 +50,7 @@ def _analyse(run: Path) -> None:
     if wanted:
         opened = open_run(run, progress=track)
         for name in wanted:
-            if name != "gates" or has_gates(opened.loaded.model):
+            if why_not(name, opened.subject.model) is None:
                 say(f"analysing {name} …")
                 analyse(opened, name)
 
