@@ -16,7 +16,7 @@ from pnn.errors import UserError
 from pnn.objectives import IGNORE
 
 PAD, CLS, SEP, MASK, VOCABULARY = 0, 2, 3, 4, 60
-READINGS = {
+VARIANTS = {
     "equations": {"delta_norm": False, "gate_bias": False, "zero_init": True},
     "published": {"delta_norm": True, "gate_bias": True, "zero_init": False},
 }
@@ -83,11 +83,11 @@ def test_rows_of_an_update_are_shared_out_evenly():
     assert len(micro_batches(parts, rows=100)) == 1
 
 
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("changes", [{}, {"gate": "none"}, {"num_steps": 4, "schedule": [0, 1, 1, 0]}])
-def test_loss_and_gradients_equal_ours(reading, changes):
-    ours = model(**READINGS[reading], **changes)
-    if READINGS[reading]["zero_init"]:  # δ is zero then, and so is most of the gradient: start a little beside it
+def test_loss_and_gradients_equal_ours(variant, changes):
+    ours = model(**VARIANTS[variant], **changes)
+    if VARIANTS[variant]["zero_init"]:  # δ is zero then, and so is most of the gradient: start a little beside it
         with torch.no_grad():
             for refiner in ours.encoder.refiners:
                 refiner.ffn.down.weight.normal_(std=0.2)
@@ -117,9 +117,9 @@ def test_published_design_only():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reading", READINGS)
-def test_two_hundred_updates_give_our_curve(tiny_config, reading):
-    config = tiny_config(model={"dropout": 0.0, "num_steps": 2, **READINGS[reading]}, training={"max_steps": 200})
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_two_hundred_updates_give_our_curve(tiny_config, variant):
+    config = tiny_config(model={"dropout": 0.0, "num_steps": 2, **VARIANTS[variant]}, training={"max_steps": 200})
     found = loss_curves(load_config(str(config)), 200)
     assert len(found["ours"]) == len(found["naive"]) == 200
     assert found["ours"][-1] < found["ours"][0] - 1  # it did learn

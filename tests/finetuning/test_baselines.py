@@ -5,7 +5,7 @@ import pytest
 from official_files import WORDS
 
 from pnn.finetuning.baselines import BagOfWords, baselines, features
-from pnn.finetuning.reading import Example, TaskData, read_local
+from pnn.finetuning.examples import Example, TaskData, read_local
 from pnn.finetuning.tasks import TASKS
 
 

@@ -176,7 +176,7 @@ def test_models_of_others(pnn_command, tiny_tokenizer, task_files, tmp_path):
         assert "by_step" not in result
     from pnn.finetuning.classifiers import has_token_types
     from pnn.finetuning.encoding import collate, encode
-    from pnn.finetuning.reading import read_local
+    from pnn.finetuning.examples import read_local
     from pnn.finetuning.tasks import TASKS
 
     assert has_token_types(bert.config)
@@ -256,7 +256,7 @@ def test_models_with_heads_removed(pnn_command, tiny_encoders, tiny_tokenizer, t
 
 def test_long_texts_are_cut_and_counted(tiny_tokenizer):
     from pnn.finetuning.encoding import encode
-    from pnn.finetuning.reading import Example
+    from pnn.finetuning.examples import Example
     from pnn.finetuning.tasks import TASKS
 
     texts = [("the fox", "a hen"), ("the fox " * 40, "a hen sat"), ("the " * 30, "fox " * 30)]

@@ -3,7 +3,7 @@
 import pytest
 from submission_rules import GLUE_LABELS, SUPERGLUE_LABELS, check
 
-from pnn.finetuning.reading import read_local
+from pnn.finetuning.examples import read_local
 from pnn.finetuning.submission import write_submission
 from pnn.finetuning.tasks import TASKS
 

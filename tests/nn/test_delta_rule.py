@@ -100,15 +100,15 @@ def test_token_compressor_and_expansion_look_back_and_never_ahead():
 
 
 @pytest.mark.parametrize("erase", [True, False])
-@pytest.mark.parametrize("reading", ["code", "paper"])
-def test_generators_of_both_readings(reading, erase):
+@pytest.mark.parametrize("variant", ["code", "paper"])
+def test_generators_of_both_variants(variant, erase):
     torch.manual_seed(0)
-    residual = delta_rule.DeltaResidual(8, 3, reading, erase)
+    residual = delta_rule.DeltaResidual(8, 3, variant, erase)
     state, branch, x, c = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 8), torch.randn(2, 5, 8), torch.randn(2, 5, 8)
     write = residual.write(branch, x, c)
     assert torch.allclose(write.direction.norm(dim=-1), torch.ones(2, 5), atol=1e-5)
     assert ((write.beta > 0) & (write.beta < 2)).all()
-    if reading == "code":  # 4σ(W x + b) of the raw state
+    if variant == "code":  # 4σ(W x + b) of the raw state
         assert torch.allclose(write.value, 4 * torch.sigmoid(x @ residual.value.weight.t() + residual.value.bias))
     else:  # W c, no bias
         assert residual.value.bias is None

@@ -1,4 +1,4 @@
-"""Small versions of every masked model: PNN in its published readings and variants, and the BERT baseline. Weights are shaken
+"""Small versions of every masked model: PNN in its published variants and others, and the BERT baseline. Weights are shaken
 away from their start, where a zero-initialised refiner would make most checks empty."""
 
 from __future__ import annotations

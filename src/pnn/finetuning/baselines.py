@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pnn.finetuning.examples import Example, TaskData
 from pnn.finetuning.metrics import Metrics, measure_sets
-from pnn.finetuning.reading import Example, TaskData
 from pnn.finetuning.tasks import Pair
 
 WORD = re.compile(r"\w+|[^\w\s]")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
-from pnn.finetuning.reading import Example
+from pnn.finetuning.examples import Example
 from pnn.finetuning.tasks import Task
 
 POOL = 50  # batches whose examples are sorted by length together: little padding, and still a new order every epoch

@@ -31,9 +31,9 @@ from pnn.files import new_folder, sha256, write_json, write_text
 from pnn.finetuning import classifiers
 from pnn.finetuning.baselines import baselines
 from pnn.finetuning.encoding import Encoded, encode
+from pnn.finetuning.examples import TaskData, find_folder, read_hub, read_local
 from pnn.finetuning.loop import Plan, Tuned, as_set, decide, fine_tune, metrics_by_step, outputs, predicted
 from pnn.finetuning.metrics import Metrics, interval, measure_sets, score
-from pnn.finetuning.reading import TaskData, find_folder, read_hub, read_local
 from pnn.finetuning.submission import write_submission
 from pnn.finetuning.tasks import TASKS, Task, parse_tasks
 from pnn.memory import out_of_memory_says

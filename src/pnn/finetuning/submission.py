@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pnn.files import write_text
-from pnn.finetuning.reading import Example
+from pnn.finetuning.examples import Example
 from pnn.finetuning.tasks import GLUE, Task
 
 

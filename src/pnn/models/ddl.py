@@ -44,7 +44,7 @@ from pnn.objectives import next_token_loss
 
 RESIDUALS = ("delta", "write_only", "additive")
 COMPRESSORS = ("channel", "token")
-READINGS = ("code", "paper")
+VARIANTS = ("code", "paper")
 
 
 @strict
@@ -87,7 +87,7 @@ class DDLConfig(PreTrainedConfig):
         check_heads(self)
         if self.hidden_size // self.num_attention_heads % 2:
             raise ValueError(f"heads of {self.hidden_size // self.num_attention_heads} numbers cannot be rotated in pairs")
-        for name, known in (("residual", RESIDUALS), ("compressor", COMPRESSORS), ("reading", READINGS)):
+        for name, known in (("residual", RESIDUALS), ("compressor", COMPRESSORS), ("reading", VARIANTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(known)}")
         for name in ("value_channels", "compressor_kernel_size", "expansion_kernel_size", "num_hidden_layers"):

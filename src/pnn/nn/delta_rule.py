@@ -67,15 +67,15 @@ class DeltaResidual(nn.Module):
     published code:  v = 4σ(W_v x + b_v), from the raw compressed state          paper:  v = W_v c̄
     """
 
-    def __init__(self, hidden_size: int, channels: int, reading: str, erase: bool):
+    def __init__(self, hidden_size: int, channels: int, variant: str, erase: bool):
         super().__init__()
-        self.value = nn.Linear(hidden_size, channels, bias=reading == "code")
+        self.value = nn.Linear(hidden_size, channels, bias=variant == "code")
         self.gate = nn.Linear(hidden_size, 1)
         self.gate.role = "gate"  # type: ignore[assignment]  # its bias starts where β = β₀; for the model's initialiser
-        self.reading, self.erase = reading, erase
+        self.variant, self.erase = variant, erase
 
     def write(self, branch: Tensor, x: Tensor, context: Tensor) -> Write:
-        value = 4 * torch.sigmoid(self.value(x).float()) if self.reading == "code" else self.value(context).float()
+        value = 4 * torch.sigmoid(self.value(x).float()) if self.variant == "code" else self.value(context).float()
         return Write(soft_unit(branch.float(), DIRECTION_EPS), value, 2 * torch.sigmoid(self.gate(context).float()))
 
     def forward(self, state: Tensor, branch: Tensor, x: Tensor, context: Tensor) -> Tensor:
@@ -112,10 +112,10 @@ class ChannelCompressor(nn.Module):
     """x = Σ_j w_j ⊙ X_j. The paper has w itself; the published code has a correlation along the channels, one kernel of c taps
     a feature (zeros beyond the edges), and then a weighted sum of its c outputs by `read`. Together they are a w too."""
 
-    def __init__(self, hidden_size: int, channels: int, reading: str):
+    def __init__(self, hidden_size: int, channels: int, variant: str):
         super().__init__()
         self.kernel = nn.Parameter(torch.empty(channels, hidden_size))
-        self.read = nn.Parameter(torch.full((channels,), 1 / channels)) if reading == "code" else None
+        self.read = nn.Parameter(torch.full((channels,), 1 / channels)) if variant == "code" else None
 
     def weights(self) -> Tensor:
         """w, (c, d)."""

@@ -79,5 +79,5 @@ def _reader(one: Sublayer, mix: Tensor | None) -> rewriting.Reader:
     if not isinstance(one.residual, DeltaResidual):
         return rewriting.Reader(mix, weight, None, None, None, None, eps, from_state=False)
     value, gate = one.residual.value, one.residual.gate
-    from_state = one.residual.reading == "code"
+    from_state = one.residual.variant == "code"
     return rewriting.Reader(mix, weight, value.weight, value.bias, gate.weight[0], gate.bias, eps, from_state)

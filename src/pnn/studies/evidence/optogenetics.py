@@ -1,6 +1,6 @@
 """E2, "optogenetics": suppress a part of the refiner and see what is lost.
 
-The published intervention multiplies a part's output by 1 − r. Where δ is normed (the published reading), scaling the FFN by
+The published intervention multiplies a part's output by 1 − r. Where δ is normed (the published variant), scaling the FFN by
 any factor above zero is undone by the norm behind it; so δ is also scaled behind the norm. And since a part that is scaled
 away takes its usual contribution with it, whatever it was, the test of a causal role is mean ablation: the part's output is
 replaced by its mean over all tokens, at every step and at single ones.

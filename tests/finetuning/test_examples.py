@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from pnn.errors import UserError
-from pnn.finetuning.reading import read_hub, read_local
+from pnn.finetuning.examples import read_hub, read_local
 from pnn.finetuning.tasks import GROUPS, TASKS, parse_tasks
 
 
