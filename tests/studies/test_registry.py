@@ -10,7 +10,7 @@ import pytest
 
 from pnn.errors import UserError
 from pnn.studies import registry
-from pnn.studies.registry import analyses, analysis, chosen, experiments, findings
+from pnn.studies.registry import analyses, analysis, chosen_experiments, experiments, findings
 
 SUITE = [  # as published
     "meg",
@@ -47,9 +47,9 @@ def test_what_is_not_there() -> None:
     with pytest.raises(UserError, match="analyze gate: no such analysis"):
         analysis("gate")
     with pytest.raises(UserError, match="no such experiment"):
-        chosen(["convergence"])
-    assert chosen(None) == chosen(["meg", "all"]) == SUITE
-    assert chosen(["meg", "difficulty", "meg"]) == ["meg", "difficulty"]
+        chosen_experiments(["convergence"])
+    assert chosen_experiments(None) == chosen_experiments(["meg", "all"]) == SUITE
+    assert chosen_experiments(["meg", "difficulty", "meg"]) == ["meg", "difficulty"]
 
 
 def test_what_could_not_be_done_keeps_its_hypotheses() -> None:

@@ -33,10 +33,10 @@ def evidence(
     from pnn.figures.style import png, save
     from pnn.memory import out_of_memory_says
     from pnn.progress import say, track
-    from pnn.studies.registry import chosen, experiments
+    from pnn.studies.registry import chosen_experiments, experiments
     from pnn.studies.run import collect_evidence, open_run
 
-    wanted, suite = chosen(experiment), experiments()
+    wanted, suite = chosen_experiments(experiment), experiments()
     opened = open_run(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
     with out_of_memory_says(lambda: smaller_batches("evidence", run, opened.subject.text.batch_tokens)):
         results = collect_evidence(opened, experiment, lambda name: say(f"{name} …"))

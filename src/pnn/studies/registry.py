@@ -66,7 +66,7 @@ def analysis(name: str) -> Analysis:
     return about
 
 
-def chosen(names: list[str] | None) -> list[str]:
+def chosen_experiments(names: list[str] | None) -> list[str]:
     """Experiments by name; None or "all" for every one."""
     for name in names or []:
         if name not in experiment_names() and name != "all":

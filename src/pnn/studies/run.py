@@ -28,7 +28,7 @@ from pnn.evaluation.reading import Loaded, load_decoder, load_run, text_of_a_bar
 from pnn.files import write_json
 from pnn.memory import give_back_freed_memory
 from pnn.runs import read_json
-from pnn.studies.registry import analysis, chosen, experiment_names, experiments, module, why_not
+from pnn.studies.registry import analysis, chosen_experiments, experiment_names, experiments, module, why_not
 
 SEQUENCES = 2188  # at most, unless asked otherwise: all of WikiText-103 valid
 ROWS = 200  # of a decoder's text, much longer each
@@ -151,7 +151,7 @@ def analyse(opened: Opened, name: str) -> dict[str, Any]:
 
 def collect_evidence(opened: Opened, names: list[str] | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Experiments by name, or all. The file keeps those that were done before and is rewritten after each."""
-    wanted, suite = chosen(names), experiments()
+    wanted, suite = chosen_experiments(names), experiments()
     for name in wanted if names and "all" not in names else []:
         reason = why_not(name, opened.subject.model)
         if reason:
