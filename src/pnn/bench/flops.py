@@ -37,14 +37,14 @@ def block_parameters(config: Any) -> int:
     if isinstance(config, DDLConfig):
         generators = 0 if config.residual == "additive" else 2 * width * (config.value_channels + 1)
         return 4 * width * width + 3 * width * inner + generators
-    return _matrices_of_block(type(config), config.to_json_string(use_diff=False))
+    return _matrices_of_block(isinstance(config, PNNConfig), config.to_json_string(use_diff=False))
 
 
 @cache
-def _matrices_of_block(kind: type[PNNConfig | BertBaselineConfig], described: str) -> int:
-    config: Any = kind.from_dict(json.loads(described))
+def _matrices_of_block(refines: bool, described: str) -> int:
+    config: Any = (PNNConfig if refines else BertBaselineConfig).from_dict(json.loads(described))
     with torch.device("meta"):
-        block: nn.Module = UPDATES[config.update](config) if kind is PNNConfig else TransformerLayer(config)
+        block: nn.Module = UPDATES[config.update](config) if refines else TransformerLayer(config)
     return sum(p.numel() for p in block.parameters() if p.dim() > 1)
 
 

@@ -233,7 +233,8 @@ def attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
     if qkv.shape[-2] == 0:
         return qkv.select(-3, 0)  # no heads: W_o of nothing is its bias
     if layout.cu_seqlens is None:
-        return padded_attention(*qkv.unbind(-3), layout.keep, dropout)
+        q, k, v = qkv.unbind(-3)
+        return padded_attention(q, k, v, layout.keep, dropout)
     return packed(qkv.flatten(0, -4), layout, dropout).view(*qkv.shape[:-3], *qkv.shape[-2:])
 
 

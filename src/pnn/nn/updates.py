@@ -30,7 +30,7 @@ class Gated(DeltaRefiner):
     def __init__(self, config: Any):
         super().__init__(config)
         self.gate = make_gate(config)
-        self.ffn.down.zero_start = config.zero_init
+        self.ffn.down.zero_start = config.zero_init  # type: ignore[union-attr]
         if self.gate is None:
             self.own_form = None
 
@@ -54,7 +54,7 @@ class Delta(DeltaRefiner):
     def __init__(self, config: Any):
         super().__init__(config)
         self.write = nn.Linear(config.hidden_size, 2)  # v (a number to write) and the logit of β (how much of it)
-        self.ffn.down.zero_start = config.zero_init
+        self.ffn.down.zero_start = config.zero_init  # type: ignore[union-attr]
 
     def change(self, h: Tensor, raw: Tensor, a: Tensor) -> tuple[Tensor, Tensor | None]:
         v, beta = self.write(a).split(1, dim=-1)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 MOMENTUM = 0.95
 ITERATIONS = 5
@@ -26,7 +26,7 @@ EPS = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    def __init__(self, matrices: Iterable[tuple[nn.Parameter, int]], rest: torch.optim.AdamW, lr: float, weight_decay: float):
+    def __init__(self, matrices: Iterable[tuple[Tensor, int]], rest: torch.optim.AdamW, lr: float, weight_decay: float):
         """`matrices`: parameters with the number of matrices that lie in each, one below the other. `rest` has the others."""
         matrices = list(matrices)
         super().__init__([p for p, _ in matrices], {"lr": lr, "weight_decay": weight_decay})
@@ -53,9 +53,9 @@ class Muon(torch.optim.Optimizer):
         self.rest.step()
         return loss
 
-    def _directions(self, parameters: list[nn.Parameter]) -> list[Tensor]:
+    def _directions(self, parameters: list[Tensor]) -> list[Tensor]:
         """O of each parameter, its parts one below the other."""
-        gradients = [p.grad for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         for p in parameters:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
@@ -70,7 +70,7 @@ class Muon(torch.optim.Optimizer):
                 moves[i] = move
         return moves
 
-    def _of_one_shape(self, parameters: list[nn.Parameter]) -> list[list[int]]:
+    def _of_one_shape(self, parameters: list[Tensor]) -> list[list[int]]:
         groups: dict[tuple[int, int], list[int]] = {}
         for index, p in enumerate(parameters):
             groups.setdefault((p.shape[0] // self.parts[p], p.shape[1]), []).append(index)

@@ -26,7 +26,7 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Op
     return Muon(muon.items(), adamw, training.learning_rate, training.weight_decay) if muon else adamw
 
 
-def block_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
+def block_matrices(model: nn.Module) -> dict[Tensor, int]:
     """The matrices of what a model repeats (its longest list of modules), and how many lie in each parameter."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     blocks = max(lists, key=lambda found: sum(p.numel() for p in found.parameters()), default=nn.ModuleList())
