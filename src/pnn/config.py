@@ -20,6 +20,7 @@ from typing import Any, TypeVar, Union
 import yaml
 
 from pnn.errors import UserError, did_you_mean, first_line
+from pnn.kinds import Kind, of_section
 
 T = TypeVar("T")
 
@@ -97,6 +98,11 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
+    @property
+    def kind(self) -> Kind:
+        """What its model is trained to do."""
+        return of_section(self.model)
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -120,7 +126,6 @@ POSITIVE = (
     "evaluation.batch_tokens",
     "evaluation.stride",
 )
-READS_ROWS = ("ddl", "transformers")  # predict the next token of running text; the others fill in masked tokens of lines
 
 
 def typed(value: Any, expected: Any, key: str) -> Any:
@@ -189,19 +194,17 @@ def validate(config: RunConfig) -> RunConfig:
         section, name = key.split(".")
         return getattr(getattr(config, section), name)
 
-    reads = "rows" if config.model.get("type") in READS_ROWS else "lines"
+    kind = config.kind
     if config.data.layout is None:
-        config.data.layout = reads
+        config.data.layout = kind.layout
     for key, choices in CHOICES.items():
         if get(key) not in choices:
             raise UserError(f"{key}: {get(key)!r} is none of {', '.join(choices)}{did_you_mean(get(key), choices)}")
     for key in POSITIVE:
         if get(key) is not None and not get(key) > 0:
             raise UserError(f"{key}: must be above zero, got {get(key)}")
-    if config.data.layout != reads:
-        raise UserError(
-            f"data.layout: {config.data.layout}, but a model of type {config.model.get('type', 'pnn')} reads {reads}"
-        )
+    if config.data.layout != kind.layout:
+        raise UserError(f"data.layout: {config.data.layout}, but a model of type {kind.type} reads {kind.layout}")
     if not 0 <= config.training.seed < 2**31:
         raise UserError(f"training.seed: must lie between 0 and 2147483647, got {config.training.seed}")
     for key in ("data.mask_probability", "data.train_mask_probability"):

@@ -14,7 +14,7 @@ from pnn.data.tokenizers import of_synthetic_language
 from pnn.errors import UserError
 from pnn.evaluation import fill as module
 from pnn.evaluation.fill import fill
-from pnn.evaluation.reading import load_run
+from pnn.models.loading import load_run
 
 SIZES = {
     "vocab_size": 80,

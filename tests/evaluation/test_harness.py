@@ -18,8 +18,8 @@ import pnn
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.evaluation import harness
 from pnn.evaluation.harness import evaluate_tasks
-from pnn.evaluation.reading import load_decoder
 from pnn.evaluation.task_files import TASKS, read_documents, write_tasks
+from pnn.models.loading import load_decoder
 
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
 import lm_eval.__main__

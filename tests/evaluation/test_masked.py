@@ -14,7 +14,7 @@ from pnn.config import DataConfig
 from pnn.data.masking import SpecialTokens, content_keys, select
 from pnn.data.shards import prepare
 from pnn.evaluation.masked import evaluate_masked
-from pnn.models.sections import load_model
+from pnn.models.loading import load_model
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,10 @@ import shutil
 import pytest
 import yaml
 
-from pnn.export.card import model_card, of_refiners
+from pnn.export.card import model_card
 from pnn.export.loading import open_for_export
 from pnn.models import PNNConfig
+from pnn.models.registry import ENTRIES
 
 
 def card(run, remote_code=False, onnx_steps=None, licence=None) -> str:
@@ -140,7 +141,7 @@ def test_a_fine_tuned_models_card(checkpoints, tmp_path):
     ],
 )
 def test_what_a_pnn_does_follows_from_its_config(changes, says):
-    assert of_refiners(PNNConfig(**changes)).startswith(f"A Plastic Neural Network: {says}")
+    assert ENTRIES["pnn"].sentence(PNNConfig(**changes)).startswith(f"A Plastic Neural Network: {says}")
 
 
 def test_a_pruned_and_grown_models_card_says_what_was_done(pnn_command, checkpoints, tmp_path):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pnn.errors import UserError
-from pnn.evaluation.reading import load_any
 from pnn.export.card import model_card
 from pnn.export.loading import open_for_export
+from pnn.models.loading import load_any
 from pnn.plasticity import CycleSettings, Text, cycle
 from pnn.runs import read_metrics
 

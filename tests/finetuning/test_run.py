@@ -308,7 +308,7 @@ def test_mistakes(pnn_command, tiny_encoders, task_files, tmp_path):
     )
     for file in pnn.glob("tokenizer*"):
         shutil.copy(file, decoder)
-    fails(pnn_command, decoder, "--task", "rte", *here, says=("cannot load it for sequence classification",))
+    fails(pnn_command, decoder, "--task", "rte", *here, says=("cannot load a sequence classifier",))
     assert not (tmp_path / "other").exists()
 
 

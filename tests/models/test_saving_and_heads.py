@@ -26,7 +26,7 @@ import pnn
 from pnn.data import synthetic
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.errors import UserError
-from pnn.models.sections import load_model
+from pnn.models.loading import load_model
 
 # Saving and loading ---------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ def test_load_model_refuses_weights_that_are_missing_or_of_another_size(tmp_path
 
 
 def test_load_model_of_a_damaged_or_missing_folder_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="cannot load a language model"):
+    with pytest.raises(UserError, match="cannot load a model"):
         load_model(tmp_path / "nothing")
     build("pnn_equations").save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"

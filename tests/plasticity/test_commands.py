@@ -11,7 +11,7 @@ import transformers as hf
 from small_cycles import language
 
 from pnn.errors import UserError
-from pnn.evaluation.reading import load_any
+from pnn.models.loading import load_any
 from pnn.plasticity import Text, cycle, heads, load, prune
 
 

@@ -14,7 +14,7 @@ from small_cycles import SHORT, records_of, same_weights
 
 from pnn.data.masking import SpecialTokens
 from pnn.errors import UserError
-from pnn.evaluation.reading import load_any
+from pnn.models.loading import load_any
 from pnn.plasticity import CycleSettings, Text, cycle, heads, load, prune
 from pnn.plasticity.heads import head_map
 from pnn.plasticity.settings import check

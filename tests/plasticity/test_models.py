@@ -14,10 +14,10 @@ import transformers as hf
 import pnn
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.errors import UserError
-from pnn.evaluation.reading import load_any
+from pnn.models.loading import load_any
+from pnn.models.plastic import PlasticConfig
 from pnn.plasticity import grow, heads, load, prune, save
 from pnn.plasticity.heads import head_map
-from pnn.plasticity.models import PlasticConfig
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 

@@ -17,7 +17,7 @@ from pnn.config import RunConfig, from_dict, load_config, validate
 from pnn.data.shards import prepare
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
-from pnn.evaluation.reading import load_decoder
+from pnn.models.loading import load_decoder
 from pnn.training.loop import Stopped, Trainer
 from pnn.training.run import train_run
 from pnn.training.updates import Plan

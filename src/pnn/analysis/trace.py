@@ -29,7 +29,7 @@ from pnn.data.masking import Masked, SpecialTokens
 from pnn.data.shards import TokenSet
 from pnn.errors import UserError
 from pnn.models.base import MaskedLMBase, arrange
-from pnn.models.pnn import PNNModel
+from pnn.models.registry import kind_of
 
 KINDS = ("ordinary", "masked", "special")
 ORDINARY, MASKED, SPECIAL = range(3)
@@ -196,7 +196,7 @@ def trace_batch(model: MaskedLMBase, batch: Batch, edits: Sequence[Edit] = (), n
     for number, block in enumerate(blocks, 1):
         refiner: Any = block
         with listening(block, [e for e in edits if e.steps is None or number in e.steps], Place(number, batch)) as heard:
-            if isinstance(encoder, PNNModel):
+            if kind_of(model).has_steps:
                 refinement = refiner.refine(h, layout)
                 change, raw, gate = refinement.delta, refinement.raw[0], refinement.gate
                 h = h + change
@@ -212,7 +212,7 @@ def trace_batch(model: MaskedLMBase, batch: Batch, edits: Sequence[Edit] = (), n
 def blocks_of(model: MaskedLMBase, num_steps: int | None = None) -> list[nn.Module]:
     """What runs at each step. More steps than were trained go round the schedule again."""
     encoder: Any = model.base_model
-    if not isinstance(encoder, PNNModel):
+    if not kind_of(model).has_steps:
         return list(encoder.blocks)[:num_steps]
     schedule: list[int] = encoder.config.schedule
     return [encoder.refiners[schedule[t % len(schedule)]] for t in range(num_steps or len(schedule))]

@@ -84,7 +84,7 @@ def updates_of(trainer: Trainer, count: int = ENDLESS) -> Iterator[Update]:
 
 def text_of(trainer: Trainer) -> Text:
     """Measured on the config's own text; takes a few updates from the trainer's stream."""
-    if trainer.config.data.layout == "rows":
+    if trainer.config.kind.causal:
         length = trainer.config.data.max_length
         return Text(length, (length + 1) / 2, (length - 1) / length)
     lengths = trainer.prepared.train.lengths[trainer.prepared.train_sequences].astype(np.float64)

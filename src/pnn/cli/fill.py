@@ -31,8 +31,10 @@ def fill(
     from pnn.cli.tables import print_filled
     from pnn.data.corpora import text_lines
     from pnn.evaluation.fill import fill as fill_texts
-    from pnn.evaluation.reading import load_run, smaller_batches
+    from pnn.evaluation.reading import smaller_batches
     from pnn.memory import out_of_memory_says
+    from pnn.models.loading import load_run
+    from pnn.models.registry import kind_of
     from pnn.progress import track
 
     if texts and file is not None:
@@ -66,4 +68,4 @@ def fill(
                 print(json.dumps(filled))
         else:
             for filled in results:
-                print_filled(filled, "step" if loaded.model.config.model_type == "pnn" else "layer")
+                print_filled(filled, kind_of(loaded.model).unit)

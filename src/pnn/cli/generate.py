@@ -24,7 +24,7 @@ def generate(
     Example: pnn generate runs/ddl_small "The river rises in" --temperature 0
     """
     from pnn.evaluation.generate import continue_texts
-    from pnn.evaluation.reading import load_decoder
+    from pnn.models.loading import load_decoder
 
     loaded = load_decoder(run)
     made = continue_texts(loaded, prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)

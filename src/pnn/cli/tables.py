@@ -13,6 +13,7 @@ from rich.text import Text
 from pnn.evaluation.compare import points
 from pnn.evaluation.fill import Filled, Prediction
 from pnn.figures.numbers import short_count
+from pnn.kinds import of_result
 
 FILE_COLUMNS = 160
 
@@ -32,7 +33,7 @@ def percent(value: float) -> str:
 def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
     """One row per run and text: accuracy after each refinement step, the last with its interval, all in per cent. A BERT
     baseline has no steps to show: its head is trained on the last layer alone. Decoders have a table of their own."""
-    decoders = {name: result for name, result in results.items() if "num_steps" not in first_set(result)}
+    decoders = {name: result for name, result in results.items() if of_result(result).causal}
     if decoders:
         print_perplexity(decoders)
     results = {name: result for name, result in results.items() if name not in decoders}
@@ -42,7 +43,7 @@ def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
     for name, result in results.items():
         measured = {"validation": result} if "accuracy" in result else {}
         for label, one in (measured | result.get("sets", {})).items():
-            steps = one["accuracy_by_step"][:-1] if result["model_type"] == "pnn" else []
+            steps = one["accuracy_by_step"][:-1] if of_result(result).has_steps else []
             rows.append((f"{name}: {label}" if len(results) > 1 else label, steps, one))
     width = max(len(steps) for _, steps, _ in rows)
     table = Table(title="accuracy after each refinement step, per cent", title_justify="left")

@@ -26,8 +26,8 @@ from torch import Tensor
 from pnn.data.shards import TokenSet
 from pnn.errors import UserError
 from pnn.evaluation.reading import to_device
-from pnn.models.ddl import DDLForCausalLM
 from pnn.models.lean import padded_vocabulary
+from pnn.models.registry import kind_of
 from pnn.stats import ratio_interval
 
 
@@ -86,8 +86,8 @@ def evaluate_causal(
 
 def _logits(model: Any, ids: Tensor) -> Iterator[Tensor]:
     """Of each row. Ours are made one row at a time; others may do more to theirs than multiply, and give them all at once."""
-    if isinstance(model, DDLForCausalLM):
-        yield from map(model.head, model.model(input_ids=ids, use_cache=False).last_hidden_state)
+    if kind_of(model).ours:
+        yield from map(model.get_output_embeddings(), model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
     else:
         with padded_vocabulary(model):
             logits = model(input_ids=ids, use_cache=False).logits

@@ -29,8 +29,10 @@ from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, TokenSet, prepare, prepare_source
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
-from pnn.evaluation.reading import LoadedRun, load_run, smaller_batches, states_at, to_device
+from pnn.evaluation.reading import smaller_batches, states_at, to_device
 from pnn.memory import out_of_memory_says
+from pnn.models.loading import LoadedRun, load_run
+from pnn.models.registry import kind_of
 from pnn.stats import Estimate, bootstrap_together, ratio_interval
 
 DRAWS = 2000
@@ -188,7 +190,7 @@ def _describe(run: LoadedRun, totals: SequenceTotals) -> dict[str, Any]:
         "checkpoint": Path(run.checkpoint).name,
         "model_type": run.model.config.model_type,
         "parameters": sum(p.numel() for p in run.model.parameters()),
-        "steps": run.model.config.num_steps if run.model.config.model_type == "pnn" else None,  # BERT's layers are no steps
+        "steps": run.model.config.num_steps if kind_of(run.model).has_steps else None,  # BERT's layers are no steps
         "precision": "bf16" if run.precision == torch.bfloat16 else "fp32",
         "targets": int(totals.targets.sum()),
         "accuracy": value,

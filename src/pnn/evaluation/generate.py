@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
-from pnn.evaluation.reading import Loaded, longest_input
+from pnn.models.loading import Loaded, longest_input
 
 
 def continue_texts(

@@ -26,10 +26,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pnn import runs
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError, first_line
-from pnn.evaluation.reading import load_decoder, longest_input, smaller_batches
+from pnn.evaluation.reading import smaller_batches
 from pnn.evaluation.task_files import TASKS, check_names, read_documents, write_tasks
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
+from pnn.models.loading import load_decoder, longest_input
 from pnn.progress import console, say
 
 SEQUENCES_ON_CPU, SEQUENCES_ON_GPU = 8, 64  # of a batch; lm-eval sorts by length

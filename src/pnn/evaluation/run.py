@@ -17,10 +17,12 @@ from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.reading import check_num_steps, load_any, smaller_batches, text_of_a_bare_checkpoint
+from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
-from pnn.models.base import MaskedLMBase, parts_of
+from pnn.models.base import parts_of
+from pnn.models.loading import check_num_steps, load_any
+from pnn.models.registry import kind_of
 
 
 def evaluate_run(
@@ -36,17 +38,18 @@ def evaluate_run(
     """Evaluate RUN's best checkpoint. A run folder is evaluated on its validation text and its config's sets and gets an
     evaluation.json; `sets` adds to them. A bare checkpoint needs `sets`."""
     loaded = load_any(run, device=device)
-    masked = isinstance(loaded.model, MaskedLMBase)
-    if masked:
+    kind = kind_of(loaded.model)
+    if kind.causal:
+        if stride is not None and stride < 1:
+            raise UserError(f"--stride {stride}: at least one token of a window is scored")
+        if num_steps is not None:
+            raise UserError(f"--num-steps: a {type(loaded.model).__name__} has no refinement steps")
+    elif not kind.ours:
+        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is none of our models, and no decoder")
+    else:
         check_num_steps(loaded.model, num_steps)
         if stride is not None:
             raise UserError("--stride: windows are a decoder's; masked models read whole lines")
-    elif not loaded.model.can_generate():
-        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is none of our models, and no decoder")
-    elif stride is not None and stride < 1:
-        raise UserError(f"--stride {stride}: at least one token of a window is scored")
-    elif num_steps is not None:
-        raise UserError(f"--num-steps: a {type(loaded.model).__name__} has no refinement steps")
     checkpoint, model, tokenizer = loaded.checkpoint, loaded.model, loaded.tokenizer
     folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
     config = runs.read_config(folder) if folder is not None else None
@@ -56,7 +59,7 @@ def evaluate_run(
 
     def measure(tokens: Any, sequences: Any) -> dict[str, Any]:
         with out_of_memory_says(lambda: smaller_batches("evaluate", run, batch)):
-            if not masked:
+            if kind.causal:
                 return evaluate_causal(
                     model, tokens, sequences, stride=stride or settings.stride, batch_tokens=batch, precision=loaded.precision
                 )
@@ -75,7 +78,7 @@ def evaluate_run(
         "checkpoint": Path(checkpoint).name,
         "model_type": model.config.model_type,
         "parameters": sum(p.numel() for p in model.parameters()),
-        **({"anatomy": parts_of(model)} if masked else {}),
+        **({"anatomy": parts_of(model)} if kind.masked else {}),
         "precision": "bf16" if loaded.precision == torch.bfloat16 else "fp32",
     }
     if config is not None:

@@ -9,41 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers import AutoModelForSequenceClassification
 
 import pnn
 from pnn.config import RunConfig
 from pnn.export.changes import Changes
 from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
-from pnn.nn.updates import UPDATES
+from pnn.models.registry import AUTO_CLASSES, kind_of, sentence
 from pnn.plasticity.heads import heads, original_counts
-from pnn.plasticity.models import HISTORY
+from pnn.plasticity.models import HISTORY, Plastic
 from pnn.runs import is_cycle, read_config, read_json
 
-WHAT = {
-    "pnn_bert_baseline": "The BERT baseline of the Plastic Neural Networks paper: {layers} distinct post-norm layers.",
-    "ddl": "A Deep Delta Learning decoder of {layers} layers (residual: {residual}, value channels: {channels}).",
-}
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for what is no matrix of a block)"}
-PIPELINES = {
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForCausalLM": "text-generation",
-    "AutoModelForSequenceClassification": "text-classification",
-}
-OURS = ("pnn", "pnn_bert_baseline", "ddl", "pnn_plastic")
-
-
-def of_refiners(config: Any) -> str:
-    """What a PNN does, which depends on how many refiners it has and how they change the state."""
-    count, steps = config.num_refiners, config.num_steps
-    gated = "gated " if config.update != "delta" and config.gate != "none" else ""
-    if count == 1:
-        times = "once" if steps == 1 else f"again and again, {steps} times"
-        text = f"one {gated}refiner is applied to every token's state {times}."
-    else:
-        order = "one after the other" if count == steps else f"{steps} steps in all"
-        text = f"{count} {gated}refiners are applied to every token's state, {order}."
-    return f"A Plastic Neural Network: {text} {UPDATES[config.update].sentence(config)}"
 
 
 def percent(value: float) -> str:
@@ -59,8 +37,9 @@ def model_card(exported: Exported, *, remote_code: bool, onnx_steps: int | None,
         "library_name": "transformers",
         "tags": ["plastic-neural-networks", exported.model.config.model_type],
     }
-    if exported.auto in PIPELINES:
-        head["pipeline_tag"] = PIPELINES[exported.auto]
+    pipeline = AUTO_CLASSES[exported.auto].pipeline
+    if pipeline is not None:
+        head["pipeline_tag"] = pipeline
     if licence is not None:
         head["license"] = licence
     known = Known(exported)
@@ -81,10 +60,9 @@ class Known:
     """What the run's files say."""
 
     def __init__(self, exported: Exported):
-        self.exported, self.config = exported, exported.model.config
+        self.exported, self.config, self.kind = exported, exported.model.config, kind_of(exported.model)
         run = exported.run
-        stored = Path(exported.checkpoint) / "config.json"  # a reorganised model has its own type there, and nowhere else
-        self.stored_type = read_json(stored).get("model_type") if stored.exists() else None
+        self.is_reorganised = isinstance(exported.model, Plastic)
         self.run: RunConfig | None = read_config(run) if run is not None and (run / "config.yaml").exists() else None
         self.evaluation = self._read("evaluation.json")
         self.tuned = self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
@@ -99,36 +77,22 @@ class Known:
         run = self.exported.run
         return read_json(run / name) if run is not None and (run / name).exists() else None
 
-    @property
-    def is_reorganised(self) -> bool:
-        return "pnn_plastic" in {self.config.model_type, self.stored_type}
-
     def what(self) -> str:
-        config = self.config
-        if config.model_type == "pnn":
-            text = of_refiners(config)
-        elif config.model_type in WHAT:
-            text = WHAT[config.model_type].format(
-                layers=getattr(config, "num_hidden_layers", None),
-                residual=getattr(config, "residual", None),
-                channels=getattr(config, "value_channels", None),
-            )
-        else:
-            text = f"A {type(self.exported.model).__name__}."
+        text = sentence(self.exported.model)
         if self.tuned is not None:
             text += f" Fine-tuned on {self.tuned['task']} ({self.tuned['benchmark']})."
         return text if self.plasticity is None else f"{text} {self.plasticity.what()}"
 
     def use(self, remote_code: bool, onnx_steps: int | None) -> str:
-        auto = self.exported.auto
+        auto = self.exported.auto.__name__
         lines = ["```python", f"from transformers import {auto}, AutoTokenizer", ""]
-        if not remote_code and (self.config.model_type in OURS or self.is_reorganised):
+        if not remote_code and (self.kind.ours or self.is_reorganised):
             lines.insert(1, "import pnn  # of the project plastic-neural-networks")
         arguments = '"FOLDER", trust_remote_code=True' if remote_code else '"FOLDER"'  # the tokenizer asks for it too
         lines += [f"model = {auto}.from_pretrained({arguments})", f"tokenizer = AutoTokenizer.from_pretrained({arguments})"]
         lines.append("```")
         if onnx_steps is not None:
-            steps = f"with {onnx_steps} refinement steps" if self.config.model_type == "pnn" else "of the whole model"
+            steps = f"with {onnx_steps} refinement steps" if self.kind.has_steps else "of the whole model"
             lines += ["", f"`model.onnx` is the graph {steps}: inputs `input_ids` and `attention_mask`, output `logits`."]
         return "\n".join(lines)
 
@@ -148,7 +112,7 @@ class Known:
         if self.is_reorganised:  # the config's number is the original's
             model = self.exported.model
             rows["heads"] = f"{len(heads(model))} of {sum(original_counts(model))} (pruned or grown, layer by layer)"
-        if self.exported.auto == "AutoModelForSequenceClassification":
+        if self.exported.auto is AutoModelForSequenceClassification:
             rows["labels"] = ", ".join(str(label) for label in config.id2label.values())
         return "| | |\n|---|---|\n" + "\n".join(f"| {label} | {value} |" for label, value in rows.items())
 
@@ -209,13 +173,13 @@ class Known:
         if self.tuned is not None:
             return self._tuned_results()
         if self.plasticity is not None:
-            return self.plasticity.results(causal=self.exported.auto == "AutoModelForCausalLM")
+            return self.plasticity.results(causal=self.kind.causal)
         if self.evaluation is None:
             return "Not measured by this run."
         sets = {"validation": self.evaluation} if "accuracy" in self.evaluation else {}
         sets |= self.evaluation.get("sets", {})
         lines = []
-        if any("perplexity" in one for one in sets.values()):
+        if self.kind.causal:
             lines += ["| text | loss | 95 % interval | perplexity by token | bits a byte |", "|---|---|---|---|---|"]
             for name, one in sets.items():
                 low, high = one["loss_interval"]
@@ -225,7 +189,7 @@ class Known:
             lines += ["Masked tokens that are predicted right:", "", "| text | accuracy | 95 % interval |", "|---|---|---|"]
             for name, one in sets.items():
                 lines.append(f"| {public(name)} | {percent(one['accuracy'])} | {between(one['accuracy_interval'])} |")
-            if self.config.model_type == "pnn" and "validation" in sets:
+            if self.kind.has_steps and "validation" in sets:
                 steps = " → ".join(f"{100 * value:.1f}" for value in self.evaluation["accuracy_by_step"])
                 lines += ["", f"After each refinement step, from 0: {steps}."]
         return "\n".join(lines)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
+from pnn.models.registry import kind_of
 
 TOLERANCE = 1e-4
 NEEDED = "--onnx needs onnx, onnxscript and onnxruntime: pip install -e '.[onnx]' in this project's folder"
@@ -48,7 +49,7 @@ def write_onnx(path: Path, model: PreTrainedModel, steps: int | None) -> float:
     check_installed()
     model = model.eval()
     options: dict[str, Any] = {"num_steps": steps} if steps is not None else {}
-    if model.can_generate():
+    if kind_of(model).causal:
         options["use_cache"] = False
     wrapped = _Logits(model, options)
     choices = "MultipleChoice" in type(model).__name__

@@ -12,21 +12,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 import pnn
 from pnn.errors import UserError
 from pnn.files import write_json, write_text
+from pnn.kinds import OURS
+from pnn.models.registry import ENTRIES, kind_of
 from pnn.runs import read_json
 
 SOURCES = Path(__file__).parents[1]  # src/pnn
-ENCODER_HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForMultipleChoice")
-# model type → module, the classes' common beginning, and what comes after it
-ARCHITECTURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "pnn": ("pnn.models.pnn", "PNN", ENCODER_HEADS),
-    "pnn_bert_baseline": ("pnn.models.bert", "BertBaseline", ENCODER_HEADS),
-    "ddl": ("pnn.models.ddl", "DDL", ("Model", "ForCausalLM")),
-}
 WITHOUT_KERNELS = (
     "# Fast kernels come with the package plastic-neural-networks; here the plain equations run.\nHAS_TRITON = False\n"
 )
@@ -38,22 +33,24 @@ FROM_KERNELS = re.compile(r"^( +)from pnn\.kernels import (\w+)(?: as (\w+))?(?:
 
 def check_ours(model: PreTrainedModel) -> None:
     """A reorganised model is of a class made for it, which no file defines."""
-    _, prefix, heads = ARCHITECTURES.get(model.config.model_type, ("", "", ()))
-    if type(model).__name__ not in {prefix + head for head in heads}:
+    kind = kind_of(model)
+    if not kind.ours or type(model) not in ENTRIES[kind.type].classes.values():
+        known = ", ".join(kind.model_type for kind in OURS)
         raise UserError(
-            f"--remote-code: a {type(model).__name__} is none of the models that have code to add ({', '.join(ARCHITECTURES)}, "
-            "not reorganised)"
+            f"--remote-code: a {type(model).__name__} is none of the models that have code to add ({known}, not reorganised)"
         )
 
 
 def write_remote_code(folder: Path, model: PreTrainedModel) -> None:
     """Put the code beside an exported model and say so in its config.json."""
-    module, prefix, heads = ARCHITECTURES[model.config.model_type]
+    entry = ENTRIES[kind_of(model).type]
+    module = entry.config.__module__
     for name, text in flattened(module).items():
         write_text(folder / f"{name}.py", text)
-    file = file_name(module)
-    classes = {"AutoConfig": f"{file}.{prefix}Config"}
-    classes |= {f"AutoModel{head.removeprefix('Model')}": f"{file}.{prefix}{head}" for head in heads}
+    classes = {
+        auto.__name__: f"{file_name(module)}.{one.__name__}"
+        for auto, one in {AutoConfig: entry.config, **entry.classes}.items()
+    }
     config: dict[str, Any] = read_json(folder / "config.json")
     write_json(folder / "config.json", {**config, "auto_map": classes})
 

@@ -13,6 +13,7 @@ from pnn.export.card import model_card
 from pnn.export.loading import open_for_export
 from pnn.export.remote_code import check_ours, write_remote_code
 from pnn.files import new_folder, write_text
+from pnn.models.registry import kind_of
 
 
 def export_run(
@@ -35,12 +36,13 @@ def export_run(
     elif steps is not None:
         raise UserError(f"--steps {steps} is for --onnx, whose graph has a fixed number of them")
     exported = open_for_export(run)
-    kind = exported.model.config.model_type
-    if steps is not None and (kind != "pnn" or steps < 1):
-        raise UserError(f"--steps {steps}: " + ("at least one is needed" if kind == "pnn" else f"a {kind} model has none"))
+    if steps is not None and not kind_of(exported.model).has_steps:
+        raise UserError(f"--steps {steps}: a {exported.model.config.model_type} model has none")
+    if steps is not None and steps < 1:
+        raise UserError(f"--steps {steps}: at least one is needed")
     if remote_code:
         check_ours(exported.model)
-    result: dict[str, Any] = {"output": str(output), "model": exported.name, "auto_class": exported.auto}
+    result: dict[str, Any] = {"output": str(output), "model": exported.name, "auto_class": exported.auto.__name__}
     graph_steps = getattr(exported.model.config, "num_steps", 0) if steps is None else steps
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -12,8 +12,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from pnn.figures.numbers import bare_per_cent, per_cent
-from pnn.figures.results import Json, is_refiner
+from pnn.figures.results import Json
 from pnn.figures.style import INK, SMALL, WIDTH, colours, ink_on, label_ends, per_cent_axis, short_name, styled, tint
+from pnn.kinds import of_result
 
 
 @styled
@@ -22,12 +23,12 @@ def accuracy_by_step(evaluations: Mapping[str, Json]) -> Figure:
     layers are not steps, and its head was trained for the last one only."""
     figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     whole, enlarged = figure.subplots(1, 2, width_ratios=(1, 1.35))
-    steps = max((len(e["accuracy_by_step"]) - 1 for e in evaluations.values() if is_refiner(e)), default=1)
+    steps = max((len(e["accuracy_by_step"]) - 1 for e in evaluations.values() if of_result(e).has_steps), default=1)
     colour = colours(evaluations)
-    refiners = [name for name, evaluation in evaluations.items() if is_refiner(evaluation)]
+    refiners = [name for name, evaluation in evaluations.items() if of_result(evaluation).has_steps]
     for axes, first in ((whole, 0), (enlarged, 1)):
         for name, evaluation in evaluations.items():
-            if is_refiner(evaluation):
+            if of_result(evaluation).has_steps:
                 aside = 0.05 * (refiners.index(name) - (len(refiners) - 1) / 2)  # so that intervals do not hide each other
                 _step_line(axes, evaluation, first, aside, colour[name])
             else:
@@ -106,7 +107,7 @@ def accuracy_by_kind(evaluations: Mapping[str, Json]) -> Figure:
 
 
 def _bars_of(evaluation: Json) -> int:
-    return 2 if is_refiner(evaluation) and evaluation["num_steps"] > 1 else 1
+    return 2 if of_result(evaluation).has_steps and evaluation["num_steps"] > 1 else 1
 
 
 def _bar(axes: Axes, left: float, width: float, measured: Json, step: int, colour: str, bars: int) -> None:

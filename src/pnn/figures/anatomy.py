@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pnn.errors import UserError
 from pnn.figures.results import Json
-
-KNOWN_TYPES = ("pnn", "pnn_bert_baseline")
+from pnn.kinds import OURS, of_result
 
 
 @dataclass(frozen=True)
@@ -30,9 +29,10 @@ class Anatomy:
 
 
 def anatomy(config: Json) -> Anatomy:
-    kind = config.get("model_type")
-    if kind == "pnn":
-        return Anatomy(tuple(config.get("schedule") or [0] * config["num_steps"]), "refiner")
-    if kind == "pnn_bert_baseline":
-        return Anatomy(tuple(range(config["num_hidden_layers"])), "layer")
-    raise UserError(f"the architecture figure cannot draw a model of type {kind!r} (it can: {', '.join(KNOWN_TYPES)})")
+    kind = of_result(config)
+    if kind.has_steps:
+        return Anatomy(tuple(config.get("schedule") or [0] * config["num_steps"]), kind.block)
+    if kind.ours and kind.masked:
+        return Anatomy(tuple(range(config["num_hidden_layers"])), kind.block)
+    known = ", ".join(one.model_type for one in OURS if one.masked)
+    raise UserError(f"the architecture figure cannot draw a model of type {kind.model_type!r} (it can: {known})")

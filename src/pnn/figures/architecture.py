@@ -16,8 +16,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from pnn.figures.anatomy import Anatomy, anatomy
 from pnn.figures.numbers import per_cent, short_count
-from pnn.figures.results import Json, is_refiner
+from pnn.figures.results import Json
 from pnn.figures.style import INK, NORMAL, QUIET, SMALL, colours, ink_on, short_name, styled, tint
+from pnn.kinds import of_result
 
 # Inches: one axes unit is one inch, so that boxes and letters keep their proportions for any number of steps
 COLUMN, BOX_LEFT, BOX_RIGHT, READ_LEFT = 3.2, 0.55, 2.45, 2.55
@@ -124,7 +125,7 @@ def _reuse_arrow(axes: Axes, below: float, above: float, colour: str) -> None:
 def _readings(axes: Axes, centres: list[float], evaluation: Json) -> None:
     """The accuracy if the head reads the state at this height. Grey where the head was never trained to."""
     accuracies = evaluation["accuracy_by_step"]
-    trained = is_refiner(evaluation)
+    trained = of_result(evaluation).has_steps
     axes.text(READ_LEFT, centres[-1], "accuracy\nread here", va="center", fontsize=SMALL - 1, color=QUIET)
     for step, accuracy in enumerate(accuracies):
         last = step == len(accuracies) - 1

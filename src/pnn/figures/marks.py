@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pnn.figures.numbers import count, signed
 from pnn.figures.results import Json
 from pnn.figures.style import INK, PALETTE, SMALL, ink_on
+from pnn.kinds import of_result
 
 Array = NDArray[np.float64]
 
@@ -104,7 +105,7 @@ def at_least(axes: Axes, span: float) -> None:
 
 def unit_of(result: Json) -> str:
     """What a step of this model is called."""
-    return "layer" if result.get("model_type") == "pnn_bert_baseline" else "refinement step"
+    return "refinement step" if of_result(result).has_steps else "layer"
 
 
 def titled(axes: Axes, title: str, keys: Sequence[Any] = (), columns: int = 4) -> None:

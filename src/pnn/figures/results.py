@@ -9,12 +9,6 @@ from typing import Any
 Json = Mapping[str, Any]
 
 
-def is_refiner(result: Json) -> bool:
-    """Whether every step was trained to be read. A BERT baseline's head is trained on the last layer only, so what it makes
-    of earlier layers says nothing about what those layers know."""
-    return bool(result["model_type"] == "pnn")
-
-
 def same_targets(results: Sequence[Json]) -> bool:
     """Whether all were measured on the very same masked tokens: only then may their accuracies be compared."""
     keys = ("source", "text", "sequences", "mask_probability", "mask_seed", "targets")

@@ -37,8 +37,9 @@ from pnn.finetuning.metrics import Metrics, interval, measure_sets, score
 from pnn.finetuning.submission import write_submission
 from pnn.finetuning.tasks import TASKS, Task, parse_tasks
 from pnn.memory import out_of_memory_says
+from pnn.models.registry import kind_of
 from pnn.progress import Bars, say
-from pnn.runs import read_json
+from pnn.runs import find_checkpoint, read_json
 from pnn.training.tracking import environment
 
 
@@ -87,7 +88,7 @@ def finetune(
     names, is_group = parse_tasks(tasks)
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file: choose another --output")
-    checkpoint = classifiers.find(model)
+    checkpoint = find_checkpoint(model)
     config = classifiers.read_config(checkpoint, settings.steps)
     tokenizer, longest = classifiers.read_tokenizer(checkpoint, config)
     name = Path(model).name if Path(model).exists() else model
@@ -195,7 +196,7 @@ def _one_task(subject: Subject, data: TaskData, folder: Path, asked: dict[str, A
     for one in tuned:
         model.load_state_dict(one.weights)
         by_seed.append(predicted(model, plan, plan.dev))
-        if subject.config.model_type == "pnn":
+        if kind_of(subject.config).has_steps:
             by_step.append(metrics_by_step(model, plan))
     model.load_state_dict(best.weights)
 
@@ -295,7 +296,7 @@ def _result(
             "epochs": plan.epochs,
             "batch_size": plan.batch_size,
             "max_length": plan.max_length,
-            **({"num_steps": subject.config.num_steps} if subject.config.model_type == "pnn" else {}),
+            **({"num_steps": subject.config.num_steps} if kind_of(subject.config).has_steps else {}),
         },
         "data": {
             "source": data.source,

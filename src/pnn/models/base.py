@@ -101,7 +101,6 @@ def arrange(
 
 class PnnPreTrainedModel(PreTrainedModel):
     base_model_prefix = "encoder"
-    reads_packed = True  # in training: sequences of any length end to end, told apart by their borders
     _supports_sdpa = True
     _supports_attention_backend = False
 

@@ -173,7 +173,6 @@ class DDLBlock(nn.Module):
 class DDLPreTrainedModel(PreTrainedModel):
     config_class = DDLConfig
     base_model_prefix = "model"
-    reads_packed = False  # in training: rows of one length
     _no_split_modules: ClassVar[list[str]] = ["DDLBlock"]
     _supports_sdpa = True
     _supports_attention_backend = False

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
+from pnn.kinds import OURS
+from pnn.models.registry import distinct_blocks
 from pnn.plasticity.matrices import Projection
 
 See = Callable[[int, Tensor, Tensor | None], None]  # a layer, its attention weights (B, query heads, T, T), its real tokens
@@ -24,7 +26,6 @@ See = Callable[[int, Tensor, Tensor | None], None]  # a layer, its attention wei
 
 class Architecture(ABC):
     model_types: ClassVar[tuple[str, ...]]
-    causal: ClassVar[bool]  # a token sees those before it, not those after
 
     @abstractmethod
     def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
@@ -116,7 +117,6 @@ class GPT2(TransformersArchitecture):
     """Queries, keys and values fused in one Conv1D, whose weight is (in, out)."""
 
     model_types = ("gpt2",)
-    causal = True
 
     def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
         return [block.attn for block in model.base_model.h]
@@ -142,7 +142,6 @@ class GPT2(TransformersArchitecture):
 
 class OPT(TransformersArchitecture):
     model_types = ("opt",)
-    causal = True
 
     def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
         return [layer.self_attn for layer in model.base_model.decoder.layers]
@@ -171,7 +170,6 @@ class Llama(TransformersArchitecture):
     """Decoders with keys and values shared by groups of queries: a head is a whole group."""
 
     model_types = ("llama", "mistral", "qwen2")
-    causal = True
 
     def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
         return [layer.self_attn for layer in model.base_model.layers]
@@ -204,7 +202,6 @@ class Bert(TransformersArchitecture):
     """W_o is not in the module that attends but in the one behind it."""
 
     model_types = ("bert",)
-    causal = False
 
     def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
         if model.config.is_decoder:
@@ -236,8 +233,14 @@ class Bert(TransformersArchitecture):
 
 
 class OwnArchitecture(Architecture):
-    """Queries, keys and values fused in one Linear; the modules know what to do without heads. DDL's norms of queries and keys
-    are shared by all heads of a layer and stay."""
+    """Queries, keys and values fused in one Linear; the modules know what to do without heads. Layers are refiners in a PNN: as
+    many as are distinct, however often each is applied. DDL's norms of queries and keys are shared by all heads of a layer and
+    stay."""
+
+    model_types = tuple(kind.model_type for kind in OURS)
+
+    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
+        return [block.attention for block in distinct_blocks(model)]
 
     def original_count(self, config: Any) -> int:
         return config.num_attention_heads
@@ -267,26 +270,8 @@ class OwnArchitecture(Architecture):
             yield
 
 
-class OwnEncoder(OwnArchitecture):
-    """Layers are refiners in a PNN: as many as are distinct, however often each is applied."""
-
-    model_types = ("pnn", "pnn_bert_baseline")
-    causal = False
-
-    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
-        return [block.attention for block in model.base_model.blocks]
-
-
-class DDL(OwnArchitecture):
-    model_types = ("ddl",)
-    causal = True
-
-    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
-        return [block.attention for block in model.base_model.blocks]
-
-
 ARCHITECTURES: dict[str, Architecture] = {
-    name: known() for known in (GPT2, OPT, Llama, Bert, OwnEncoder, DDL) for name in known.model_types
+    name: known() for known in (GPT2, OPT, Llama, Bert, OwnArchitecture) for name in known.model_types
 }
 
 

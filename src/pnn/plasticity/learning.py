@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from pnn.config import TrainingConfig
 from pnn.errors import UserError
 from pnn.models.lean import leave_out_logits, with_logits_again
-from pnn.models.sections import is_ours
+from pnn.models.registry import kind_of
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import Head, check_present, gate_layer, head_map, stretches
 from pnn.plasticity.measure import computing
@@ -153,7 +153,8 @@ def learn(
     plan = TrainingConfig(learning_rate=peak_rate, min_learning_rate=peak_rate / 10, warmup_steps=0)
     optimizer = make_optimizer(model, plan)
     faster = FasterUpdates(optimizer, model, new, multiplier)
-    if architecture_of(model).causal and not is_ours(model):
+    kind = kind_of(model)
+    if kind.causal and not kind.ours:
         leave_out_logits(model)
     on_gpu = model.device.type == "cuda"
     seed_all = torch.manual_seed if on_gpu else torch.default_generator.manual_seed

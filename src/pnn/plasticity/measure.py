@@ -31,6 +31,7 @@ from transformers.pytorch_utils import Conv1D
 
 from pnn.errors import UserError
 from pnn.models.lean import padded_vocabulary
+from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.growth import STRATEGIES, candidates
@@ -67,7 +68,7 @@ def held_out_loss(model: PreTrainedModel, text: Text) -> dict[str, Any]:
             labels = batch.pop("labels")
             logits = model(**prepared(model, batch | {"labels": None})).logits[..., : model.config.vocab_size]
             wanted = labels.to(logits.device)
-            if architecture_of(model).causal:
+            if kind_of(model).causal:
                 logits, wanted = logits[:, :-1], wanted[:, 1:]
             for row, answer in zip(logits, wanted, strict=True):  # one row in fp32 at a time
                 nats.append(F.cross_entropy(row.float(), answer, ignore_index=IGNORE, reduction="sum"))
@@ -109,14 +110,15 @@ def size(model: PreTrainedModel, length: int) -> dict[str, Any]:
 def flops_per_token(model: PreTrainedModel, length: int) -> float:
     """Of a forward pass, counted from which matrices it passes and how often."""
     architecture = architecture_of(model)
-    attended = length / 2 if architecture.causal else float(length)
+    causal = kind_of(model).causal
+    attended = length / 2 if causal else float(length)
     read_out = model.get_output_embeddings()
     outputs = {id(part.module): part for part in map(architecture.output, architecture.attentions(model))}
     total = 0.0
 
     def count(module: Any, args: Any, output: Tensor) -> None:
         nonlocal total
-        share = MASKED if module is read_out and not architecture.causal else 1.0
+        share = MASKED if module is read_out and not causal else 1.0
         total += 2 * share * module.weight.numel()
         part = outputs.get(id(module))
         if part is not None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pnn.data.shards import Progress
 from pnn.errors import UserError
-from pnn.evaluation.reading import Loaded, load_any
 from pnn.memory import out_of_memory_says
+from pnn.models.loading import Loaded, load_any
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.cycle import cycle
 from pnn.plasticity.growth import grow, propose

@@ -30,6 +30,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
+from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import Head, gated, head_map, heads, stretches
@@ -131,7 +132,7 @@ def attention_entropy(
         keep = keep_of_batch if keep is None else keep
         real = weights.new_ones(weights.shape[0], weights.shape[2], dtype=torch.bool) if keep is None else keep.bool()
         counted = real.long()
-        in_sight = counted.cumsum(1) if architecture.causal else counted.sum(1, keepdim=True).expand_as(counted)
+        in_sight = counted.cumsum(1) if kind_of(model).causal else counted.sum(1, keepdim=True).expand_as(counted)
         most = in_sight.clamp(min=1).double().log()
         entropy = row_entropy(weights).double()
         if normalised:
@@ -275,7 +276,7 @@ def count_targets(model: PreTrainedModel, batch: Mapping[str, Any]) -> int:
     if batch.get("labels") is None:
         raise UserError('batches need "labels" to measure a loss: the tokens behind the masks, −100 elsewhere')
     labels = batch["labels"]
-    shifted = architecture_of(model).causal and labels.dim() > 1  # a decoder's first token is nobody's target
+    shifted = kind_of(model).causal and labels.dim() > 1  # a decoder's first token is nobody's target
     return int((labels[:, 1:] if shifted else labels).ne(IGNORE).sum())
 
 
@@ -288,9 +289,9 @@ def prepared(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
     """A batch on the model's device. A causal model's labels are its inputs, and it needs no cache."""
     given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
     ready = {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in given.items()}
-    if architecture_of(model).causal:
+    if kind_of(model).causal:
         ready.setdefault("use_cache", False)
-        if "labels" not in ready and model.can_generate():
+        if "labels" not in ready and model.get_output_embeddings() is not None:
             mask = ready.get("attention_mask")
             ready["labels"] = ready["input_ids"] if mask is None else ready["input_ids"].masked_fill(mask == 0, IGNORE)
     return ready

@@ -25,9 +25,9 @@ from pnn.data.masking import SpecialTokens, content_keys, select
 from pnn.data.shards import Progress, TokenSet, prepare_source
 from pnn.data.tokenizers import check_masks
 from pnn.errors import UserError
-from pnn.evaluation.reading import longest_input
+from pnn.models.loading import longest_input
+from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
-from pnn.plasticity.architectures import architecture_of
 
 LONGEST_ROW = 128  # unless asked otherwise: the source's length, and a small model's cycle then takes minutes on a CPU
 SHORTEST_ROW = 8
@@ -118,32 +118,32 @@ def read_text(
     """Text by file, glob or name, in the model's own tokens. The last tenth is held out, `held_out_rows` at most, where no
     `validation` names another text. `train_rows`: a random sample of so many, if there are more. `length`: tokens of a row, or
     the most that are taken of a line."""
-    causal = architecture_of(model).causal
+    kind = kind_of(model)
     row = row_length(model, length)
-    if not causal:
+    if kind.masked:
         check_masks(tokenizer, "of the model")
-    config = DataConfig(layout="rows" if causal else "lines", filter="none", max_length=row)
-    rows_of = _rows if causal else partial(_padded, padding=tokenizer.pad_token_id)
-    kind = f"rows of {row} tokens" if causal else "lines"
+    config = DataConfig(layout=kind.layout, filter="none", max_length=row)
+    rows_of = _rows if kind.causal else partial(_padded, padding=tokenizer.pad_token_id)
+    unit = f"rows of {row} tokens" if kind.causal else "lines"
     tokens = _tokens(data, config, tokenizer, "train", progress)
     if validation is None:
         held = min(held_out_rows, max(2, len(tokens) // 10))
         if len(tokens) < FEWEST_ROWS:
             raise UserError(
-                f"{data} is too short: it has {len(tokens)} {kind}, and {FEWEST_ROWS} are the fewest"
-                + (" (--length makes rows shorter)" if causal else "")
+                f"{data} is too short: it has {len(tokens)} {unit}, and {FEWEST_ROWS} are the fewest"
+                + (" (--length makes rows shorter)" if kind.causal else "")
             )
         chosen, held_out = np.arange(len(tokens) - held), rows_of(tokens, np.arange(len(tokens) - held, len(tokens)))
     else:
         other = _tokens(validation, config, tokenizer, "validation", progress)
         for name, found in ((data, tokens), (validation, other)):
             if len(found) < 2:
-                raise UserError(f"{name} is too short: it has {len(found)} of two {kind} that are the fewest")
+                raise UserError(f"{name} is too short: it has {len(found)} of two {unit} that are the fewest")
         chosen, held_out = np.arange(len(tokens)), rows_of(other, np.arange(min(held_out_rows, len(other))))
     if train_rows is not None and train_rows < len(chosen):
         chosen = np.sort(np.random.default_rng(0).choice(chosen, max(2, train_rows), replace=False))
     train = rows_of(tokens, chosen)
-    special, padding = (None, None) if causal else (special_tokens(tokenizer), tokenizer.pad_token_id)
+    special, padding = (None, None) if kind.causal else (special_tokens(tokenizer), tokenizer.pad_token_id)
     return Text(train, held_out, special, data, padding, validation or f"the end of {data}")
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from pnn import runs
 from pnn.config import RunConfig
 from pnn.errors import UserError
-from pnn.figures.anatomy import KNOWN_TYPES, anatomy
-from pnn.figures.results import Json, is_refiner, median_speed
+from pnn.figures.anatomy import anatomy
+from pnn.figures.results import Json, median_speed
+from pnn.kinds import Kind, of_result
 from pnn.studies.registry import analysis_names
 
 
@@ -28,12 +29,16 @@ class Run:
     evidence: Json = field(default_factory=dict)  # experimental_results.json
 
     @property
+    def kind(self) -> Kind:
+        return of_result(self.evaluation)
+
+    @property
     def is_refiner(self) -> bool:
-        return is_refiner(self.evaluation)
+        return self.kind.has_steps
 
     @property
     def is_decoder(self) -> bool:
-        return "perplexity" in self.evaluation
+        return self.kind.causal
 
     @property
     def updates(self) -> int:
@@ -45,23 +50,21 @@ class Run:
 
     @property
     def can_be_drawn(self) -> bool:
-        return self.model is not None and self.model.get("model_type") in KNOWN_TYPES
+        return self.model is not None and (kind := of_result(self.model)).ours and kind.masked
 
     def describe(self) -> str:
         """In words: PNN, one refiner applied 4 times."""
         if self.is_decoder:
             return self._describe_decoder()
-        steps = self.evaluation["num_steps"]
-        family = {"pnn": "PNN", "pnn_bert_baseline": "BERT baseline"}.get(self.evaluation["model_type"])
         if self.can_be_drawn and self.model is not None:
-            return f"{family}, {anatomy(self.model).describe()}"
-        return f"{family or self.evaluation['model_type']}, {steps} {'steps' if self.is_refiner else 'layers'}"
+            return f"{self.kind.family}, {anatomy(self.model).describe()}"
+        return f"{self.kind.family}, {self.evaluation['num_steps']} {self.kind.unit}s"
 
     def _describe_decoder(self) -> str:
         """In words: delta residual, 4 channels, channel compressor, 12 layers."""
         model = self.model or {}
         if "residual" not in model:
-            return str(self.evaluation["model_type"])
+            return self.kind.family
         channels = model["value_channels"]
         state = "a vector state" if channels == 1 else f"{channels} channels, {model['compressor']} compressor"
         return f"{model['residual'].replace('_', '-')} residual, {state}, {model['num_hidden_layers']} layers"
@@ -90,8 +93,9 @@ def _load(folder: Path, name: str) -> Run:
     if not (folder / "evaluation.json").exists():
         raise UserError(f"{folder} has no evaluation.json: let its training finish, or run `pnn evaluate {folder}`")
     evaluation = runs.read_json(folder / "evaluation.json")
-    if not {"accuracy_by_step", "perplexity"} & evaluation.keys():
-        raise UserError(f"{folder / 'evaluation.json'} holds no accuracy_by_step: run `pnn evaluate {folder}` again")
+    needed = "perplexity" if config.kind.causal else "accuracy_by_step"
+    if needed not in evaluation:
+        raise UserError(f"{folder / 'evaluation.json'} holds no {needed}: run `pnn evaluate {folder}` again")
     metrics = _read_metrics(folder)
     return Run(
         name=name,

@@ -24,9 +24,10 @@ from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, TokenSet, prepare, prepare_source
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
-from pnn.evaluation.reading import Loaded, load_decoder, load_run, text_of_a_bare_checkpoint
+from pnn.evaluation.reading import text_of_a_bare_checkpoint
 from pnn.files import write_json
 from pnn.memory import give_back_freed_memory
+from pnn.models.loading import Loaded, load_decoder, load_run
 from pnn.runs import read_json
 from pnn.studies.registry import analysis, chosen_experiments, experiment_names, experiments, module, why_not
 

@@ -31,7 +31,7 @@ from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.base import MaskedLMBase
 from pnn.models.lean import leave_out_logits
-from pnn.models.sections import build_model, compile_blocks, is_ours, model_config
+from pnn.models.sections import build_model, compile_blocks, model_config
 from pnn.nn.fast import kernels_compute
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
@@ -101,10 +101,10 @@ class Trainer:
         dtype, device = DTYPES[mixed_precision], self.accelerator.device
         if self.compiled:
             compile_blocks(self.model, with_kernels=kernels_compute(device, dtype))
-        self.unread = {"output_logits": False} if is_ours(self.model) else {"use_cache": False}
+        self.unread = {"output_logits": False} if config.kind.ours else {"use_cache": False}
         self.objective = objective_of(config, self.prepared, self.plan.batch_tokens, device.type == "cuda")
         recordable = self.compiled and self.accelerator.num_processes == 1  # several talk to each other during a pass
-        recordable = recordable and is_ours(self.model) and can_record(self.model, dtype, device)
+        recordable = recordable and config.kind.ours and can_record(self.model, dtype, device)
         parameters = self.model.parameters()
         self.recorder = Recorder(self._forward_backward, parameters, self.plan.accumulation) if recordable else None
         self.unchecked: list[tuple[int, torch.Tensor]] = []  # (step, [loss, gradient norm]) not yet looked at
@@ -118,7 +118,7 @@ class Trainer:
         torch.manual_seed(self.config.training.seed)
         tokenizer = self.prepared.tokenizer
         tokens = {"pad_token_id": tokenizer.pad_token_id}
-        if data.layout == "rows":
+        if self.config.kind.causal:
             tokens |= {"bos_token_id": end_of_text(tokenizer), "eos_token_id": end_of_text(tokenizer)}
         section = model_config(self.config.model, len(tokenizer), max_position_embeddings=data.max_length, **tokens)
         if section.max_position_embeddings < data.max_length:
@@ -130,7 +130,7 @@ class Trainer:
             model.head.fp8 = self.config.training.fp8
         elif self.config.training.fp8:
             raise UserError("training.fp8: only masked models have it")
-        if not is_ours(model):
+        if not self.config.kind.ours:
             leave_out_logits(model)
         return model
 

@@ -121,6 +121,6 @@ class CausalObjective:
 
 
 def objective_of(config: RunConfig, prepared: Prepared, batch_tokens: int, on_gpu: bool) -> MaskedObjective | CausalObjective:
-    if config.data.layout == "rows":
+    if config.kind.causal:
         return CausalObjective(config, prepared)
     return MaskedObjective.of(config, prepared, batch_tokens, on_gpu)

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, first_line
+from pnn.models.registry import kind_of
 from pnn.nn.fast import kernels_compute
 
 PASSES_BEFORE_RECORDING = 3  # until everything is compiled and gradients exist
@@ -30,7 +31,7 @@ def can_record(model: PreTrainedModel, dtype: torch.dtype, device: torch.device)
     our kernel computes. (fp16 has a loss scale to look at, fp32 the plain attention, which asks for the longest sequence.)"""
     if dtype != torch.bfloat16 or not kernels_compute(device, dtype):
         return False
-    if not model.reads_packed:
+    if kind_of(model).causal:
         return True
     from pnn.kernels import attention
 

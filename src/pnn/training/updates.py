@@ -42,7 +42,7 @@ class Plan:
         # are rounded to what a GPU's matrix units like.
         wanted = training.batch_size * float(lengths.mean())
         multiple = 64 if wanted > 4096 else 8
-        if config.data.layout == "rows":
+        if config.kind.causal:
             multiple = int(lengths.max())  # whole rows
         elif wanted <= 4096:
             wanted += float(lengths.mean()) / 2  # a batch ends with half a sequence that does not fit; small ones feel it

@@ -22,15 +22,18 @@ from pnn.analysis.subject import Subject
 from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
 from pnn.analysis.trace import trace_batch
 from pnn.models.base import MaskedLMBase
-from pnn.models.pnn import PNNModel
+from pnn.models.registry import kind_of
 from pnn.studies.registry import Analysis
 
 MARGIN = 0.01  # nats of loss; also of cosine, which for random directions is 1/√d at most by chance, and 0 on average
 
 
 def of_one_refiner(model: MaskedLMBase) -> str | None:
-    refines = isinstance(model.base_model, PNNModel)
-    return None if refines else "a BERT baseline's layers are not steps of one refiner: there is no path to follow"
+    return (
+        None
+        if kind_of(model).has_steps
+        else "a BERT baseline's layers are not steps of one refiner: there is no path to follow"
+    )
 
 
 ABOUT = Analysis(

@@ -1,0 +1,192 @@
+"""From the name of a RUN, a checkpoint folder or a hub name to a model: of any kind, with any head, reorganised or not.
+
+Every command loads here, so a folder that is damaged or holds something else gives the same sentence everywhere. Files are
+compared with their checksums, weights are read from safetensors only, no code of others is run, and every weight must be
+there: a missing one would silently stay random. Only `load_with_new_head` takes a model without its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from pnn import runs
+from pnn.data.tokenizers import check_masks, load_tokenizer
+from pnn.errors import UserError, first_line
+from pnn.models.base import MaskedLMBase
+from pnn.models.plastic import PlasticConfig
+from pnn.models.registry import AUTO_CLASSES, class_named, kind_of, language_class
+
+# What from_pretrained raises over files that are not there, damaged, or of something else
+LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
+LONGEST = 2048  # where a model does not say how much it can take; lm-eval's own choice
+M = TypeVar("M", bound=PreTrainedModel)
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[M]):
+    """`precision` is what the device computes in best: bf16 on a GPU that has it."""
+
+    checkpoint: Path | str
+    model: M
+    tokenizer: PreTrainedTokenizerFast
+    precision: torch.dtype
+
+
+LoadedRun = Loaded[MaskedLMBase]
+
+
+# RUNs: a model with its tokenizer, on its device --------------------------------------------------------------------
+
+
+def load_run(
+    run: str | Path, *, num_steps: int | None = None, device: str | None = None, of_decoders: str | None = None
+) -> LoadedRun:
+    """RUN's masked model. `num_steps` is only checked: whether the model can take so many. `of_decoders`: what to do with a
+    decoder instead, for the message."""
+    loaded = load_any(run, device=device)
+    kind, name = kind_of(loaded.model), type(loaded.model).__name__
+    if not (kind.ours and kind.masked):
+        said = of_decoders if of_decoders and kind.causal else "it has no refinement steps to read"
+        raise UserError(f"{loaded.checkpoint}: a {name} is not one of our masked models: {said}")
+    check_masks(loaded.tokenizer, str(loaded.checkpoint))
+    check_num_steps(loaded.model, num_steps)
+    return loaded
+
+
+def check_num_steps(model: MaskedLMBase, num_steps: int | None) -> None:
+    most = None if kind_of(model).has_steps else model.config.num_hidden_layers
+    if num_steps is not None and (num_steps < 0 or (most is not None and num_steps > most)):
+        raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most or 'any number'}")
+
+
+def load_decoder(run: str | Path, *, device: str | None = None) -> Loaded[PreTrainedModel]:
+    """RUN's model if it predicts the next token: one of ours, or any that transformers knows."""
+    loaded = load_any(run, device=device)
+    if kind_of(loaded.model).masked:
+        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} fills in masks, it does not continue a text")
+    return loaded
+
+
+def load_any(run: str | Path, *, device: str | None = None) -> Loaded[Any]:
+    """RUN's language model, on the GPU if there is one."""
+    checkpoint = runs.find_checkpoint(run)
+    model = load_model(checkpoint)
+    tokenizer = tokenizer_for(checkpoint, model.config, longest_input(model))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    use_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return Loaded(checkpoint, model.to(device), tokenizer, torch.bfloat16 if use_bf16 else torch.float32)
+
+
+def longest_input(subject: PreTrainedModel | PreTrainedConfig) -> int:
+    return getattr(getattr(subject, "config", subject), "max_position_embeddings", None) or LONGEST
+
+
+def tokenizer_for(checkpoint: Path | str, config: PreTrainedConfig, longest: int) -> PreTrainedTokenizerFast:
+    tokenizer = load_tokenizer(str(checkpoint), longest)
+    vocabulary = config.get_text_config().vocab_size
+    if len(tokenizer) > vocabulary:
+        raise UserError(
+            f"{checkpoint}: the tokenizer has {len(tokenizer):,} entries, the model {vocabulary:,}: they do not match"
+        )
+    return tokenizer
+
+
+# Checkpoints: a model alone -----------------------------------------------------------------------------------------
+
+
+def read_config(name: str | Path) -> PreTrainedConfig:
+    """config.json of a checkpoint folder or hub name; what lies beside it is compared with its checksums first."""
+    if Path(name).is_dir():
+        runs.verify_checkpoint(Path(name))
+    with _failing_as(name, "model"):
+        return AutoConfig.from_pretrained(str(name), trust_remote_code=False)
+
+
+def read_original_config(name: str | Path) -> PreTrainedConfig:
+    """The config that the model has once it is loaded: of a reorganised one, its original's."""
+    config = read_config(name)
+    with _failing_as(name, "model"):
+        return config.original_config() if isinstance(config, PlasticConfig) else config
+
+
+def load_model(name: str | Path) -> PreTrainedModel:
+    """A masked or causal language model, whichever config.json names."""
+    config = read_config(name)
+    auto = class_named(config) or language_class(config)
+    if not AUTO_CLASSES[auto].language:  # its layers would load, and only the missing head be told of
+        raise UserError(f"{name}: cannot load a language model (its config.json names a {config.architectures[0]})")
+    return _load(name, auto)
+
+
+def load_as_named(name: str | Path) -> PreTrainedModel:
+    """A model with the head that config.json names; a language model where that is none we know."""
+    config = read_config(name)
+    return _load(name, class_named(config) or language_class(config))
+
+
+def _load(name: str | Path, auto: Any) -> PreTrainedModel:
+    with _failing_as(name, AUTO_CLASSES[auto].what):
+        model, info = auto.from_pretrained(str(name), use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+    _check_whole(name, info)
+    return model
+
+
+def load_with_new_head(name: str | Path, config: PreTrainedConfig, auto: Any, seed: int) -> PreTrainedModel:
+    """The layers of a checkpoint in fp32 under a head of this Auto class, which is new and follows from the seed."""
+    if getattr(config, "head_map", None) is not None:  # heads were removed or grown
+        config = PlasticConfig.of(config, config.architectures[0])
+    quiet = logging.get_verbosity()
+    logging.set_verbosity_error()  # that the head is new is the point, not news
+    try:
+        with _failing_as(name, AUTO_CLASSES[auto].what), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            fresh = auto.from_config(config)
+            model, info = auto.from_pretrained(
+                str(name),
+                config=config,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # the head of another task
+                output_loading_info=True,
+                dtype=torch.float32,
+            )
+    finally:
+        logging.set_verbosity(quiet)
+    base = model.base_model_prefix + "."
+    _check_whole(name, info, lambda key: key.startswith(base) and "pooler" not in key)  # BERT's masked models have no pooler
+    with torch.no_grad():
+        new = dict(fresh.named_parameters())
+        for key, parameter in model.named_parameters():  # also where the checkpoint has a head: it is another task's
+            if not key.startswith(base):
+                parameter.copy_(new[key])
+    return model
+
+
+@contextmanager
+def _failing_as(name: str | Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except LOADING_ERRORS as error:
+        raise UserError(f"{name}: cannot load a {what} ({first_line(error)})") from error
+
+
+def _check_whole(name: str | Path, info: dict[str, Any], counts: Callable[[str], bool] = lambda key: True) -> None:
+    """Every weight that counts was in the file, in the model's shape."""
+    for what in ("missing_keys", "mismatched_keys"):
+        keys = [key if isinstance(key, str) else key[0] for key in info.get(what) or ()]
+        lost = sorted(filter(counts, keys))
+        if lost:
+            raise UserError(
+                f"{name}: the weights are not those of the architecture in config.json ({len(lost)} "
+                f"{what.replace('_', ' ')}, first {lost[0]})"
+            )
