@@ -123,6 +123,7 @@ def test_a_missing_weight_is_an_error_not_a_random_number(trained_run, tmp_path)
     shutil.copytree((trained_run / "checkpoints" / "best").resolve(), tmp_path / "model")
     weights = load_file(tmp_path / "model" / "model.safetensors")
     del weights["encoder.refiners.0.gate.query.weight"]
+    (tmp_path / "model" / "checksums.json").unlink()
     save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"gate\.query\.weight"):
         load_model(tmp_path / "model")

@@ -11,8 +11,9 @@ import torch
 import transformers
 
 from pnn.export.loading import open_for_export
-from pnn.export.remote_code import ARCHITECTURES, flattened
+from pnn.export.remote_code import flattened
 from pnn.export.run import export_run
+from pnn.models.registry import ENTRIES
 
 # A process that cannot import this package: what people have who only installed transformers
 STRANGER = """
@@ -89,9 +90,9 @@ def test_people_without_the_package_get_the_same_logits(checkpoints, tmp_path):
         assert expected["logits"].std() > 1e-3  # not all alike
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ENTRIES)
 def test_remote_code_needs_nothing_of_ours(kind):
-    files = flattened(ARCHITECTURES[kind][0])
+    files = flattened(ENTRIES[kind].config.__module__)
     for name, text in files.items():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and node.level:

@@ -22,7 +22,6 @@ from pnn.bench.padding import pad
 from pnn.bench.timing import Budget, clean_slate, peak_memory, time_updates
 from pnn.bench.training import (
     Text,
-    config_kind,
     device_of,
     host_trainer_of,
     parameters_of,
@@ -161,7 +160,7 @@ def inference_row(run: RunConfig, budget: Budget, num_steps: int | None = None) 
         with autocast(run):
             return model(**batch, num_steps=num_steps).logits.argmax(-1)
 
-    name = config_kind(run) + ("" if num_steps is None else f", {num_steps} step{'' if num_steps == 1 else 's'}")
+    name = run.kind.type + ("" if num_steps is None else f", {num_steps} step{'' if num_steps == 1 else 's'}")
     inputs = [(packed(one), one.tokens) for one in batches]
     return predict_row(
         run, budget, text, model, model.config, predict, inputs, num_steps, name=name, implementation="pnn", compiled=compiled

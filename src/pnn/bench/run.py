@@ -50,7 +50,7 @@ def benchmark(
         out = Path("benchmarks/results") / f"{what[0]}-{hardware_slug(hardware)}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     result["matrix_rate"] = matrix_rate(device)
-    if device.type == "cuda" and any(training.config_kind(run) == "ddl" for run in runs):
+    if device.type == "cuda" and any(run.kind.type == "ddl" for run in runs):
         result["copy_rate"] = copy_rate(device)
     for kind, run in itertools.product(what, runs):
         for name, time_row in WAYS[kind](run, against, budget):
@@ -79,9 +79,9 @@ def check(runs: list[RunConfig], what: list[str], against: list[str]) -> None:
             check_published_design(config)
         if "processes" in what:
             processes.check_shape(run)
-        if training.config_kind(run) == "transformers":
+        if run.kind.type == "transformers":
             raise UserError(f"{run.name}: a decoder of transformers has no row here (benchmarks/heads.py times attention)")
-        if training.config_kind(run) == "ddl" and what != ["train"]:
+        if run.kind.type == "ddl" and what != ["train"]:
             raise UserError(f"--what {','.join(what)}: of decoders only training is timed")
     if len({training.device_of(run).type for run in runs}) > 1:
         raise UserError("training.device differs between the configs: time them in two runs")
@@ -91,13 +91,13 @@ def training_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
     yield training.row_name(run), partial(training.train_row, run, budget)
     if "naive" in against and training.row_name(run) == "pnn":
         yield "naive pnn", partial(training.naive_train_row, run, budget)
-    if "transformers" in against and training.config_kind(run) == "bert":
+    if "transformers" in against and run.kind.type == "bert":
         yield "transformers bert", partial(training.transformers_train_row, run, budget)
 
 
 def inference_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
     yield training.row_name(run), partial(inference.inference_row, run, budget)
-    if training.config_kind(run) == "pnn":
+    if run.kind.type == "pnn":
         for steps in range(1, model_config(run.model).num_steps):
             yield f"pnn, {steps} step{'' if steps == 1 else 's'}", partial(inference.inference_row, run, budget, steps)
         if "naive" in against and training.row_name(run) == "pnn":

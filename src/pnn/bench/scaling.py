@@ -18,7 +18,7 @@ from typing import Any
 
 from pnn.bench.processes import process_name, processes_row
 from pnn.bench.timing import Budget
-from pnn.bench.training import config_kind, train_row
+from pnn.bench.training import train_row
 from pnn.config import RunConfig
 from pnn.models.sections import model_config
 
@@ -70,7 +70,7 @@ def with_width(run: RunConfig, factor: float) -> RunConfig | None:
 
 def with_steps(run: RunConfig, factor: float) -> RunConfig | None:
     config = model_config(run.model)
-    if config_kind(run) == "bert":
+    if run.kind.type == "bert":
         layers = config.num_hidden_layers * factor
         return replace(run, model=run.model | {"num_hidden_layers": int(layers)}) if layers >= 1 else None
     steps = int(config.num_steps * factor)

@@ -178,17 +178,13 @@ def _bytes_of(config: Any, device: torch.device) -> dict[str, int]:
     return {"rewriting_bytes_per_token": rewriting_bytes(config)}
 
 
-def config_kind(run: RunConfig) -> str:
-    return str(run.model.get("type", "pnn"))
-
-
 def row_name(run: RunConfig) -> str:
     """What a row is called: the architecture, and of a decoder what carries its state."""
     config = model_config(run.model)
     if isinstance(config, PNNConfig) and config.update == "rewrite":
         return "pnn rewrite"
     if not isinstance(config, DDLConfig):
-        return config_kind(run)
+        return run.kind.type
     carrier = "scalar" if config.value_channels == 1 else config.compressor
     if config.residual == "additive":
         return "ddl additive" if config.value_channels == 1 else f"ddl additive {carrier}"

@@ -1,0 +1,104 @@
+"""One room for loading: the same sentence in every command for a folder that is damaged or holds something else."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+import transformers as hf
+
+import pnn
+from pnn.data.tokenizers import of_synthetic_language
+from pnn.errors import UserError
+from pnn.export.loading import open_for_export
+from pnn.models.loading import load_any, load_as_named, load_decoder, load_model, load_run, load_with_new_head, read_config
+
+SHAPE = {"vocab_size": 100, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 32}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    torch.manual_seed(0)
+    config = pnn.PNNConfig(**SHAPE, intermediate_size=16)
+    decoder = pnn.DDLConfig(**SHAPE, num_hidden_layers=1)
+    models = {
+        "pnn": pnn.PNNForMaskedLM(config),
+        "classifier": pnn.PNNForSequenceClassification(config),
+        "encoder": pnn.PNNModel(config),
+        "ddl": pnn.DDLForCausalLM(decoder),
+        "bert": hf.BertForMaskedLM(hf.BertConfig(**SHAPE, intermediate_size=16, num_hidden_layers=1)),
+        "pruned": pnn.plasticity.prune(pnn.DDLForCausalLM(decoder), [(0, 0)]),
+    }
+    root = tmp_path_factory.mktemp("models")
+    for name, model in models.items():
+        model.save_pretrained(root / name)
+        of_synthetic_language(32).save_pretrained(root / name)
+    return root
+
+
+# Everything that reads a checkpoint folder
+WAYS = [
+    load_model,
+    load_as_named,
+    load_any,
+    load_run,
+    pnn.plasticity.load,
+    lambda folder: open_for_export(str(folder)),
+    lambda folder: load_with_new_head(folder, read_config(folder), hf.AutoModelForSequenceClassification, seed=0),
+]
+
+
+@pytest.mark.parametrize("load", WAYS)
+def test_damaged_folders(folders, tmp_path, load):
+    def broken(name: str):
+        return shutil.copytree(folders / "pnn", tmp_path / name)
+
+    def says(folder, pattern: str) -> None:
+        with pytest.raises(UserError, match=f"^{re.escape(str(folder))}: {pattern}"):
+            load(folder)
+
+    (broken("config") / "config.json").write_text("{")
+    says(tmp_path / "config", "cannot load a model ")
+    (broken("weights") / "model.safetensors").write_bytes(b"no weights")
+    says(tmp_path / "weights", r"cannot load a (masked language model|sequence classifier) \(")
+    config = broken("another") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"schedule": [0, 1, 0, 1]}))
+    says(tmp_path / "another", r"the weights are not those of the architecture in config.json \(\d+ missing keys, first enc")
+    (broken("code") / "model.safetensors").rename(tmp_path / "code" / "pytorch_model.bin")  # a pickle is not read
+    says(tmp_path / "code", r"cannot load a (masked language model|sequence classifier) \(")
+
+
+def test_a_changed_file_is_noticed_by_all(folders, tmp_path):
+    folder = shutil.copytree(folders / "pnn", tmp_path / "model")
+    (folder / "checksums.json").write_text(json.dumps({"model.safetensors": "0" * 64}))
+    for load in WAYS:
+        with pytest.raises(UserError, match="does not match its checksum"):
+            load(folder)
+
+
+def test_a_language_model_is_asked_for_and_another_is_named(folders):
+    for name, made in {"classifier": pnn.PNNForSequenceClassification, "encoder": pnn.PNNModel}.items():
+        with pytest.raises(UserError, match=rf"cannot load a language model .its config.json names a {made.__name__}"):
+            load_any(folders / name)
+        assert type(load_as_named(folders / name)) is made
+
+
+def test_each_kind_has_its_loader(folders):
+    assert type(load_run(folders / "pnn").model) is pnn.PNNForMaskedLM
+    for name in ("ddl", "pruned"):
+        assert isinstance(load_decoder(folders / name).model, pnn.DDLForCausalLM)
+        with pytest.raises(UserError, match="is not one of our masked models: it has no refinement steps to read"):
+            load_run(folders / name)
+    for name in ("pnn", "bert"):
+        with pytest.raises(UserError, match="fills in masks, it does not continue a text"):
+            load_decoder(folders / name)
+    with pytest.raises(UserError, match="a BertForMaskedLM is not one of our masked models"):
+        load_run(folders / "bert", of_decoders="never said of an encoder")
+
+
+def test_a_class_that_no_auto_class_knows_is_read_as_a_language_model(folders, tmp_path):
+    folder = shutil.copytree(folders / "ddl", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MyOwnDecoder"]}))
+    assert type(load_model(folder)) is type(load_as_named(folder)) is pnn.DDLForCausalLM
