@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pnn.errors import UserError
+from pnn.models.registry import kind_of
 from pnn.nn.attention import SelfAttention
 from pnn.nn.decoder import CausalAttention, Context, causal_mask
 from pnn.nn.packing import Layout
 from pnn.nn.rotary import rotation
 from pnn.plasticity import Scores, choose, heads, masked, prune, score
-from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import gated, head_map, stretches
 from pnn.plasticity.scores import METHODS, count_targets, mean_loss, row_entropy
 
@@ -49,7 +49,7 @@ def test_entropy_of_uniform_and_of_one_hot_attention(keys):
 
 def test_uniform_attention_in_a_model(model):
     scores = score(plant(model, torch.Tensor.zero_), plain(2, 9), "entropy")
-    causal = architecture_of(model).causal
+    causal = kind_of(model).causal
     expected = sum(math.log(seen) for seen in range(1, 10)) / 9 if causal else math.log(9)
     assert set(scores) == set(heads(model))
     assert list(scores.values()) == pytest.approx([expected] * len(scores), abs=1e-5)

@@ -165,7 +165,7 @@ def sentence(model: PreTrainedModel) -> str:
     return ENTRIES[kind.type].sentence(model.config) if kind.ours else f"A {type(model).__name__}."
 
 
-def distinct_blocks(model: PreTrainedModel) -> list[nn.Module]:
+def distinct_blocks(model: PreTrainedModel) -> list[Any]:
     """What runs one after the other: our refiners or layers, or the longest list of modules that transformers made."""
     if kind_of(model).ours:
         return list(model.base_model.blocks)
