@@ -122,7 +122,7 @@ def read_original_config(name: str | Path) -> PreTrainedConfig:
 def load_model(name: str | Path) -> PreTrainedModel:
     """A masked or causal language model, whichever config.json names."""
     config = read_config(name)
-    auto = class_named(config) or language_class(config)
+    auto = _class_for(name, config)
     if not AUTO_CLASSES[auto].language:  # its layers would load, and only the missing head be told of
         raise UserError(f"{name}: cannot load a language model (its config.json names a {config.architectures[0]})")
     return _load(name, auto)
@@ -130,8 +130,12 @@ def load_model(name: str | Path) -> PreTrainedModel:
 
 def load_as_named(name: str | Path) -> PreTrainedModel:
     """A model with the head that config.json names; a language model where that is none we know."""
-    config = read_config(name)
-    return _load(name, class_named(config) or language_class(config))
+    return _load(name, _class_for(name, read_config(name)))
+
+
+def _class_for(name: str | Path, config: PreTrainedConfig) -> Any:
+    with _failing_as(name, "model"):
+        return class_named(config) or language_class(config)
 
 
 def _load(name: str | Path, auto: Any) -> PreTrainedModel:
