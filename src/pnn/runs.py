@@ -25,6 +25,7 @@ FREE_ON_RESUME = {
     "evaluation.sets",
     "evaluation.batch_tokens",
 }
+TRAINING_STATE = ("optimizer.safetensors", "trainer_state.json")  # of a checkpoint: read by nothing but --resume
 
 
 def check_free(run: Path, config: RunConfig, resume: bool) -> None:
@@ -109,8 +110,18 @@ def find_checkpoint(run: str | Path) -> Path | str:
     raise UserError(f"no run or checkpoint at {run}")
 
 
+def verify_model(folder: Path) -> None:
+    """Compare the files that make the model with their checksums, and leave the state of its training unread."""
+    _verify(folder, leave_out=TRAINING_STATE)
+
+
 def verify_checkpoint(folder: Path) -> None:
-    """Compare every file with its checksum. Folders of other origin, without checksums, pass."""
+    """Compare every file with its checksum, as going on with the training needs."""
+    _verify(folder)
+
+
+def _verify(folder: Path, leave_out: tuple[str, ...] = ()) -> None:
+    """Folders of other origin, without checksums, pass."""
     listing = folder / "checksums.json"
     if not listing.exists():
         return
@@ -119,6 +130,8 @@ def verify_checkpoint(folder: Path) -> None:
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise UserError(f"{listing} is damaged: the checkpoint cannot be trusted") from None
     for name, digest in expected.items():
+        if name in leave_out:
+            continue
         if not (folder / name).exists():
             raise UserError(f"{folder / name} is missing: the checkpoint is not whole")
         if sha256(folder / name) != digest:

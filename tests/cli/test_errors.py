@@ -121,16 +121,17 @@ def test_flags_that_contradict_or_make_no_sense(pnn_command, tiny_config, traine
     assert not (tmp_path / "run").exists()
 
 
-def damage(folder: Path, kind: str) -> None:
-    weights = folder / "model.safetensors"
+def damage(folder: Path, kind: str, file: str = "model.safetensors") -> None:
+    weights = folder / file
+    if kind == "missing":
+        weights.unlink()
+        return
     raw = bytearray(weights.read_bytes())
     if kind == "flipped byte":
         raw[len(raw) // 2] ^= 1
     elif kind == "cut short":
         raw = raw[: len(raw) // 2]
     weights.write_bytes(raw)
-    if kind == "missing":
-        weights.unlink()
 
 
 @pytest.mark.parametrize("with_checksums", [True, False])
@@ -151,6 +152,27 @@ def test_a_damaged_checkpoint(pnn_command, trained_run, tiny_config, tmp_path, k
     if last == best:
         resumed = tiny_config(name="tiny", training={"max_steps": 20})
         fails(pnn_command, "train", resumed, "--output", run, "--resume", says=("model.safetensors",))
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "trainer_state.json"])
+@pytest.mark.parametrize("kind", ["flipped byte", "missing"])
+def test_only_a_resume_reads_the_state_of_training(pnn_command, trained_run, tiny_config, tmp_path, file, kind):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    for folder in {(run / "checkpoints" / name).resolve() for name in ("best", "last")}:
+        damage(folder, kind, file)
+    code, _, err = pnn_command("fill", run, "the [MASK] sleeps .")
+    assert code == 0, err
+    resumed = tiny_config(name="tiny", training={"max_steps": 20})
+    fails(pnn_command, "train", resumed, "--output", run, "--resume", says=(file,))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_every_file_that_is_loaded_is_compared_with_its_checksum(pnn_command, trained_run, tmp_path, file):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    damage((run / "checkpoints" / "best").resolve(), "flipped byte", file)
+    fails(pnn_command, "fill", run, "the [MASK] sleeps .", says=(file, "does not match its checksum"))
 
 
 def test_a_checkpoint_of_another_architecture(pnn_command, trained_run, tmp_path):

@@ -107,7 +107,7 @@ def tokenizer_for(checkpoint: Path | str, config: PreTrainedConfig, longest: int
 def read_config(name: str | Path) -> PreTrainedConfig:
     """config.json of a checkpoint folder or hub name; what lies beside it is compared with its checksums first."""
     if Path(name).is_dir():
-        runs.verify_checkpoint(Path(name))
+        runs.verify_model(Path(name))
     with _failing_as(name, "model"):
         return AutoConfig.from_pretrained(str(name), trust_remote_code=False)
 

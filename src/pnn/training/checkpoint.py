@@ -5,7 +5,7 @@
     checkpoints/last → step-000500     checkpoints/best → step-000250
 
 A checkpoint is written beside its place and renamed, so it is whole or not there; `best` and `last` are links, replaced in one
-step. Every file has a checksum, compared before anything is read.
+step. Every file has a checksum, compared before it is read.
 """
 
 from __future__ import annotations
