@@ -22,6 +22,7 @@ def prepare(
     Example: pnn data prepare pnn_wikitext103 --set data.train='text/*.txt.xz'
     """
     from pnn.config import load_config
+    from pnn.data.shards import left_out
     from pnn.data.shards import prepare as prepare_data
     from pnn.progress import track
 
@@ -31,6 +32,9 @@ def prepare(
         ("validation", prepared.validation, prepared.validation_sequences),
     ):
         print(f"{name}: {len(used):,} sequences, {int(tokens.lengths[used].sum()):,} tokens, {tokens.folder}")
+    for tokens in {prepared.train.folder: prepared.train, prepared.validation.folder: prepared.validation}.values():
+        for said in left_out(tokens):
+            print(said)
 
 
 @group.command()
@@ -41,11 +45,15 @@ def info(folder: Annotated[Path, typer.Argument(help="A folder of token shards, 
     """
     import numpy as np
 
-    from pnn.data.shards import TokenSet, verify
+    from pnn.data.shards import TokenSet, left_out, verify
 
     verify(folder)
     tokens = TokenSet(folder)
     manifest = tokens.manifest
     print(f"{manifest['name']}: {manifest['sequences']:,} sequences, {manifest['tokens']:,} tokens, checksums match")
     print(f"mean length {manifest['mean_length']:.1f}, longest {tokens.lengths.max()}, vocabulary {manifest['vocab_size']:,}")
+    if tokens.tally is None:
+        print("what was left out of the text is not known: an earlier version prepared it and did not count")
+    else:
+        print("\n".join(left_out(tokens)) or "nothing was left out: no line was filtered or cut")
     print("first: " + tokens.tokenizer().decode(tokens.take(np.array([0])))[:200])

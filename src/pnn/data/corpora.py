@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from pnn.config import DataConfig
 from pnn.data import synthetic
+from pnn.data.tally import Tally
 from pnn.errors import UserError, did_you_mean, first_line
 from pnn.files import sha256
 
@@ -220,24 +221,28 @@ def undo_wikitext_marks(line: str) -> str:
     return re.sub(r"(?<!\S)([($£]) ", r"\1", line)
 
 
-def _usable(line: str, data: DataConfig) -> str | None:
+def _usable(line: str, data: DataConfig, tally: Tally) -> str | None:
     """What becomes of a stripped line; None if the filter drops it."""
+    tally.lines += bool(line)
     if not (passes_paper_filter(line) if data.filter == "paper" else line):
+        tally.lines_filtered += bool(line)
         return None
     return undo_wikitext_marks(line) if data.undo_wikitext_marks else line
 
 
-def usable_lines(source: Source, data: DataConfig) -> Iterator[str]:
+def usable_lines(source: Source, data: DataConfig, tally: Tally | None = None) -> Iterator[str]:
     """The lines that become sequences: stripped, filtered, and with WikiText's marks undone if asked for."""
+    tally = tally or Tally()
     for line in source.lines():
-        usable = _usable(line.strip(), data)
+        usable = _usable(line.strip(), data, tally)
         if usable is not None:
             yield usable
 
 
-def documents(source: Source, data: DataConfig) -> Iterator[str]:
+def documents(source: Source, data: DataConfig, tally: Tally | None = None) -> Iterator[str]:
     """Running text: the same lines, joined to documents. A record is a document. In plain text that begins with a title line
     (Wikipedia's and WikiText's "= Title =") a document begins at every title, in other text after a blank line."""
+    tally = tally or Tally()
     lines: list[str] = []
     titled: bool | None = None
     for raw in source.lines():
@@ -249,7 +254,7 @@ def documents(source: Source, data: DataConfig) -> Iterator[str]:
         if ends and lines:
             yield "\n".join(lines)
             lines = []
-        usable = _usable(line, data)
+        usable = _usable(line, data, tally)
         if usable is not None:
             lines.append(usable)
     if lines:

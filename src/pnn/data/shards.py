@@ -16,7 +16,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pnn.config import DataConfig
 from pnn.data import corpora, tokenizers
+from pnn.data.tally import Tally
 from pnn.errors import UserError
 from pnn.files import new_folder, sha256, write_json
 
@@ -66,6 +67,16 @@ class TokenSet:
             out[here] = tokens[at[here]]
         return out
 
+    @property
+    def fingerprint(self) -> str:
+        """Of all tokens and lengths, by the checksums in the manifest."""
+        return _digest([[shard["token_sha256"], shard["length_sha256"]] for shard in self.manifest["shards"]])
+
+    @property
+    def tally(self) -> Tally | None:
+        """What became of the text, if it was counted: earlier versions did not."""
+        return Tally(**self.manifest["text"]) if "text" in self.manifest else None
+
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return tokenizers.load_tokenizer(str(self.folder / "tokenizer"), self.manifest["max_length"])
 
@@ -79,6 +90,13 @@ class Prepared:
     validation: TokenSet
     validation_sequences: NDArray[np.int64]
     tokenizer: PreTrainedTokenizerFast
+
+
+def left_out(tokens: TokenSet) -> list[str]:
+    """What of the text did not become tokens, if anything, and what to change where that is most of it."""
+    tally, length = tokens.tally, tokens.manifest["max_length"]
+    said = (None, None) if tally is None else (tally.sentence(length), tally.advice(length))
+    return [f"{tokens.manifest['name']}: {sentence}" for sentence in said if sentence is not None]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -106,7 +124,7 @@ def prepare(data: DataConfig, progress: Progress) -> Prepared:
     source = corpora.open_source(data.train, data)
     tokenizer = choose_tokenizer(source, data, progress)
     train = prepare_source(source, tokenizer, data, progress)
-    everything = np.arange(len(train))
+    chosen, validation = np.arange(len(train)), train
     if data.validation == "tail":
         if len(train) <= data.validation_sequences:
             fewer = f"--set data.validation_sequences={max(1, len(train) // 10)}"
@@ -114,17 +132,22 @@ def prepare(data: DataConfig, progress: Progress) -> Prepared:
                 f"{data.train}: {len(train):,} sequences, not enough to hold out data.validation_sequences="
                 f"{data.validation_sequences:,}: take more text, or {fewer}"
             )
-        chosen, held_out = everything[: -data.validation_sequences], everything[-data.validation_sequences :]
-        validation = train
+        chosen = chosen[: -data.validation_sequences]
     else:
         validation = prepare_source(corpora.open_source(data.validation, data, "validation"), tokenizer, data, progress)
-        chosen, held_out = everything, np.arange(min(len(validation), data.validation_sequences))
-    if len(held_out) < 2:
-        raise UserError(f"{data.validation}: {len(held_out)} sequences to validate on, at least 2 are needed")
+    validated = held_out(validation, data)
+    if len(validated) < 2:
+        raise UserError(f"{data.validation}: {len(validated)} sequences to validate on, at least 2 are needed")
     if data.max_sequences is not None and data.max_sequences < len(chosen):
         sample = np.random.default_rng(0).choice(len(chosen), data.max_sequences, replace=False)
         chosen = chosen[np.sort(sample)]
-    return Prepared(train, chosen, validation, held_out, tokenizer)
+    return Prepared(train, chosen, validation, validated, tokenizer)
+
+
+def held_out(tokens: TokenSet, data: DataConfig) -> NDArray[np.int64]:
+    """Which sequences of the validation tokens are validated on."""
+    everything = np.arange(len(tokens))
+    return everything[-data.validation_sequences :] if data.validation == "tail" else everything[: data.validation_sequences]
 
 
 def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progress) -> PreTrainedTokenizerFast:
@@ -177,8 +200,8 @@ def _text_recipe(data: DataConfig) -> dict[str, Any]:
     return {"filter": data.filter, "undo_wikitext_marks": data.undo_wikitext_marks}
 
 
-def _digest(recipe: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _write_shards(
@@ -209,8 +232,9 @@ def _write_shards(
         lengths.clear()
 
     total_tokens = total_sequences = 0
+    tally = Tally()
     sequences = _rows if data.layout == "rows" else _lines
-    for ids, lengths_here in progress(sequences(source, tokenizer, data, dtype), f"tokenising {source.name}"):
+    for ids, lengths_here in progress(sequences(source, tokenizer, data, dtype, tally), f"tokenising {source.name}"):
         tokens.append(ids)
         lengths.append(lengths_here)
         total_tokens += len(ids)
@@ -236,6 +260,7 @@ def _write_shards(
             "dtype": np.dtype(dtype).name,
             "max_length": data.max_length,
             "vocab_size": len(tokenizer),
+            "text": asdict(tally),
             "recipe": recipe,
             "shards": shards,
         },
@@ -245,28 +270,43 @@ def _write_shards(
 Chunk = tuple[NDArray[Any], NDArray[np.uint16]]  # tokens of several sequences, end to end, and their lengths
 
 
-def _lines(source: corpora.Source, tokenizer: PreTrainedTokenizerFast, data: DataConfig, dtype: Any) -> Iterator[Chunk]:
+def _lines(
+    source: corpora.Source, tokenizer: PreTrainedTokenizerFast, data: DataConfig, dtype: Any, tally: Tally
+) -> Iterator[Chunk]:
     """The Rust tokenizer spreads a chunk over all cores."""
     backend = tokenizer.backend_tokenizer.from_str(tokenizers.canonical(tokenizer))
+    special = backend.num_special_tokens_to_add(is_pair=False)
     backend.enable_truncation(data.max_length)
-    for lines in _read_ahead(corpora.usable_lines(source, data), LINES_PER_CHUNK):
-        ids = [encoding.ids for encoding in backend.encode_batch_fast(lines)]
-        yield np.fromiter(itertools.chain.from_iterable(ids), dtype=dtype), np.fromiter(map(len, ids), dtype=np.uint16)
+    for lines in _read_ahead(corpora.usable_lines(source, data, tally), LINES_PER_CHUNK):
+        encoded = backend.encode_batch_fast(lines)
+        ids = [encoding.ids for encoding in encoded]
+        lengths = np.fromiter(map(len, ids), dtype=np.uint16)
+        # what is cut off comes in pieces of max_length, each with special tokens of its own
+        beyond = [encoded[i].overflowing for i in np.flatnonzero(lengths == data.max_length)]
+        cut = sum(len(piece) - special for pieces in beyond for piece in pieces)
+        tally.lines_cut += sum(map(bool, beyond))
+        tally.tokens_cut += cut
+        tally.tokens += int(lengths.sum()) - special * len(lines) + cut
+        yield np.fromiter(itertools.chain.from_iterable(ids), dtype=dtype), lengths
 
 
-def _rows(source: corpora.Source, tokenizer: PreTrainedTokenizerFast, data: DataConfig, dtype: Any) -> Iterator[Chunk]:
+def _rows(
+    source: corpora.Source, tokenizer: PreTrainedTokenizerFast, data: DataConfig, dtype: Any, tally: Tally
+) -> Iterator[Chunk]:
     """What does not fill a last row is left out."""
     backend = tokenizer.backend_tokenizer.from_str(tokenizers.canonical(tokenizer))
     end, length = tokenizers.end_of_text(tokenizer), data.max_length
     left = np.empty(0, dtype=dtype)
-    for texts in _read_ahead(corpora.documents(source, data), DOCUMENTS_PER_CHUNK):
+    for texts in _read_ahead(corpora.documents(source, data, tally), DOCUMENTS_PER_CHUNK):
         encoded = backend.encode_batch_fast(texts, add_special_tokens=False)
-        ids = itertools.chain.from_iterable((*encoding.ids, end) for encoding in encoded)
-        stream = np.concatenate((left, np.fromiter(ids, dtype=dtype)))
+        ids = np.fromiter(itertools.chain.from_iterable((*encoding.ids, end) for encoding in encoded), dtype=dtype)
+        tally.tokens += len(ids)
+        stream = np.concatenate((left, ids))
         count = len(stream) // length
         left = stream[count * length :]
         if count:
             yield stream[: count * length], np.full(count, length, dtype=np.uint16)
+    tally.tokens_cut = len(left)
 
 
 def _read_ahead(lines: Iterator[str], size: int, depth: int = 8) -> Iterator[list[str]]:

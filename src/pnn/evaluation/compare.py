@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from pnn import runs
 from pnn.config import DataConfig, EvaluationConfig, EvaluationSet, RunConfig
+from pnn.data import run_tokens
 from pnn.data.batches import evaluation_batches, special_tokens
 from pnn.data.corpora import open_source
-from pnn.data.shards import Progress, TokenSet, prepare, prepare_source
+from pnn.data.shards import Progress, TokenSet, held_out, prepare, prepare_source
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
 from pnn.evaluation.reading import smaller_batches, states_at, to_device
@@ -63,8 +64,9 @@ def compare_runs(
     """The best checkpoints of these runs on the validation text of the first that lies in a run folder, or on `other` text;
     on so many of its `sequences`, spread evenly, if not on all."""
     checkpoints = _distinct_checkpoints(names)
-    configs = [_config_of(checkpoint) for checkpoint in checkpoints]
-    config = next((config for config in configs if config is not None), None)
+    folders = [runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None for checkpoint in checkpoints]
+    configs = [None if folder is None else runs.read_config(folder) for folder in folders]
+    folder, config = next(((f, c) for f, c in zip(folders, configs, strict=True) if f is not None), (None, None))
     loaded = [load_run(checkpoint, device=device, of_decoders=OF_DECODERS) for checkpoint in checkpoints]
     if config is None and other is None:  # after loading: a decoder is not asked for text that it cannot be compared on
         raise UserError(f"{runs.without_text(names[0], checkpoints[0])}: say what to compare on with --data")
@@ -80,7 +82,8 @@ def compare_runs(
     texts: dict[str, tuple[TokenSet, NDArray[np.int64]]] = {}  # by tokenizer
     for key, one in zip(keys, loaded, strict=True):
         if key not in texts:
-            texts[key] = _held_out(one, data, other, sequences, progress)
+            own = folder if other is None else None
+            texts[key] = _some(sequences, *_held_out(one, data, other, own, progress))
     totals = []
     with out_of_memory_says(lambda: smaller_batches("compare", " ".join(names), batch)):
         for key, one in zip(keys, progress(loaded, "comparing"), strict=True):
@@ -124,11 +127,6 @@ def _distinct_checkpoints(names: Sequence[str]) -> list[Path | str]:
     return found
 
 
-def _config_of(checkpoint: Path | str) -> RunConfig | None:
-    folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
-    return runs.read_config(folder) if folder is not None else None
-
-
 def short_names(names: Sequence[str]) -> list[str]:
     """The ends of the paths, as much of each as tells all of them apart."""
     parts = [Path(os.path.abspath(name)).parts for name in names]
@@ -140,17 +138,27 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def _held_out(
-    run: LoadedRun, data: DataConfig, other: EvaluationSet | None, number: int | None, progress: Progress
+    one: LoadedRun, data: DataConfig, other: EvaluationSet | None, run: Path | None, progress: Progress
 ) -> tuple[TokenSet, NDArray[np.int64]]:
-    """The text in this run's tokens, and which of its sequences are held out. The lines are the same for every tokenizer.
-    With a `number`, so many of them, evenly from beginning to end: a text's beginning need not be like the rest."""
-    if other is None and data.validation == "tail":
-        prepared = prepare(replace(data, tokenizer=str(run.checkpoint)), progress)
-        tokens, chosen = prepared.validation, prepared.validation_sequences
+    """`other` text, or what `run` holds out: in its own tokens, or in those of a model with another tokenizer or a shorter
+    input. The lines are the same for every tokenizer."""
+    if other is not None:
+        tokens = prepare_source(open_source(other.source, data, "validation"), one.tokenizer, data, progress)
+        return tokens, np.arange(len(tokens))
+    assert run is not None
+    own = run_tokens.recorded(run).get("validation", {}).get("recipe", {})
+    if own.get("tokenizer") == fingerprint(one.tokenizer) and own["max_length"] == data.max_length:
+        return run_tokens.held_out(run, data, one.tokenizer, progress)
+    if data.validation == "tail":
+        tokens = prepare(replace(data, tokenizer=str(one.checkpoint)), progress).validation
     else:
-        source = open_source(data.validation if other is None else other.source, data, "validation")
-        tokens = prepare_source(source, run.tokenizer, data, progress)
-        chosen = np.arange(len(tokens) if other is not None else min(len(tokens), data.validation_sequences))
+        tokens = prepare_source(open_source(data.validation, data, "validation"), one.tokenizer, data, progress)
+    run_tokens.check_same_text(run, tokens)
+    return tokens, held_out(tokens, data)
+
+
+def _some(number: int | None, tokens: TokenSet, chosen: NDArray[np.int64]) -> tuple[TokenSet, NDArray[np.int64]]:
+    """So many of the sequences, evenly from beginning to end: a text's beginning need not be like the rest."""
     if number is not None and number < len(chosen):
         chosen = chosen[np.arange(number) * len(chosen) // number]
     return tokens, chosen

@@ -11,9 +11,9 @@ import torch
 
 from pnn import runs
 from pnn.config import EvaluationConfig, EvaluationSet
+from pnn.data import run_tokens
 from pnn.data.corpora import open_source
-from pnn.data.shards import Progress, prepare, prepare_source
-from pnn.data.tokenizers import fingerprint
+from pnn.data.shards import Progress, prepare_source
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
@@ -81,11 +81,8 @@ def evaluate_run(
         **({"anatomy": parts_of(model)} if kind.masked else {}),
         "precision": "bf16" if loaded.precision == torch.bfloat16 else "fp32",
     }
-    if config is not None:
-        prepared = prepare(data, progress)
-        if fingerprint(prepared.tokenizer) != fingerprint(tokenizer):
-            raise UserError(f"{checkpoint}: its tokenizer is not the one that the run's config names: they do not match")
-        result |= measure(prepared.validation, prepared.validation_sequences)
+    if folder is not None:
+        result |= measure(*run_tokens.held_out(folder, data, tokenizer, progress))
     wanted = settings.sets | (sets or {})
     if not wanted and config is None:
         raise UserError(f"{runs.without_text(run, checkpoint)}: say what to evaluate on with --data")

@@ -9,6 +9,8 @@ from typing import Any
 
 from pnn import runs
 from pnn.config import RunConfig
+from pnn.data.run_tokens import recorded
+from pnn.data.tally import Tally
 from pnn.errors import UserError
 from pnn.figures.anatomy import anatomy
 from pnn.figures.results import Json, median_speed
@@ -27,6 +29,7 @@ class Run:
     seconds: float | None  # of training, without evaluation and saving
     analyses: dict[str, Json] = field(default_factory=dict)  # analysis/<name>.json by name
     evidence: Json = field(default_factory=dict)  # experimental_results.json
+    tokens: Json = field(default_factory=dict)  # tokens.json; runs of earlier versions have none
 
     @property
     def kind(self) -> Kind:
@@ -51,6 +54,15 @@ class Run:
     @property
     def can_be_drawn(self) -> bool:
         return self.model is not None and (kind := of_result(self.model)).ours and kind.masked
+
+    def text_left_out(self) -> list[str]:
+        """What of its text did not become tokens, as far as that was counted. A tail is held out of the same text."""
+        counted = {entry["folder"]: (name, entry) for name, entry in self.tokens.items() if entry["text"] is not None}
+        said = []
+        for name, entry in counted.values():
+            sentence = Tally(**entry["text"]).sentence(entry["recipe"]["max_length"]) or "no line was filtered or cut"
+            said.append(f"The {'' if len(counted) == 1 else name + ' '}text: {sentence}.")
+        return said
 
     def describe(self) -> str:
         """In words: PNN, one refiner applied 4 times."""
@@ -107,6 +119,7 @@ def _load(folder: Path, name: str) -> Run:
         seconds=next((row["seconds"] for row in reversed(metrics) if "seconds" in row), None),
         analyses={name: found for name in analysis_names() if (found := _if_there(folder / "analysis" / f"{name}.json"))},
         evidence=_if_there(folder / "experimental_results.json") or {},
+        tokens=recorded(folder),
     )
 
 

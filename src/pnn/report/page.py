@@ -92,7 +92,13 @@ def _masked(runs: Sequence[Run], pictures: Path) -> list[Html]:
 
 
 def _settings(runs: Sequence[Run]) -> Html:
-    return section("Data, recipe and machine", tag("details", tag("summary", "Every setting"), settings_table(runs)))
+    told = {run.name: " ".join(run.text_left_out()) for run in runs}
+    if len(set(told.values())) == 1:  # the same text, or none that was counted
+        texts = [tag("p", text) for text in set(told.values()) if text]
+    else:
+        texts = [tag("p", tag("b", name), f": {text or 'not counted'}") for name, text in told.items()]
+    every = tag("details", tag("summary", "Every setting"), settings_table(runs))
+    return section("Data, recipe and machine", *texts, every)
 
 
 def _picture(figure: Figure, name: str, folder: Path, description: str) -> Html:

@@ -19,10 +19,10 @@ from pnn import runs
 from pnn.analysis.subject import Decoder, Subject
 from pnn.analysis.trace import Text
 from pnn.config import DataConfig, EvaluationConfig
+from pnn.data import run_tokens
 from pnn.data.batches import special_tokens
 from pnn.data.corpora import open_source
-from pnn.data.shards import Progress, TokenSet, prepare, prepare_source
-from pnn.data.tokenizers import fingerprint
+from pnn.data.shards import Progress, TokenSet, prepare_source
 from pnn.errors import UserError
 from pnn.evaluation.reading import text_of_a_bare_checkpoint
 from pnn.files import write_json
@@ -112,11 +112,8 @@ def _held_out(
     if data is not None:
         tokens = prepare_source(open_source(data, treatment, "validation"), loaded.tokenizer, treatment, progress)
         chosen = np.arange(len(tokens))
-    elif config is not None:
-        prepared = prepare(treatment, progress)
-        if fingerprint(prepared.tokenizer) != fingerprint(loaded.tokenizer):
-            raise UserError(f"{loaded.checkpoint}: its tokenizer is not the one that the run's config names: they do not match")
-        tokens, chosen = prepared.validation, prepared.validation_sequences
+    elif folder is not None:
+        tokens, chosen = run_tokens.held_out(folder, treatment, loaded.tokenizer, progress)
     else:
         raise UserError(f"{runs.without_text(run, loaded.checkpoint)}: say what to analyse it on with --data")
     if len(chosen[:sequences]) < 2:

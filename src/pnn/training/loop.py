@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 
 from pnn import runs
 from pnn.config import RunConfig
+from pnn.data import run_tokens
 from pnn.data.batches import TrainingStream
-from pnn.data.shards import prepare
+from pnn.data.shards import left_out, prepare
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
 from pnn.files import write_json
@@ -86,6 +87,8 @@ class Trainer:
         self.best_loss, self.best_step = math.inf, -1
         self.seconds = 0.0
         start = self._restore() if resume else 0
+        if self.is_main:
+            run_tokens.record(run, self.prepared)
         self.stream = TrainingStream(
             self.prepared.train,
             self.prepared.train_sequences,
@@ -360,6 +363,8 @@ class Trainer:
                 f"{self.plan.batch_tokens:,} tokens on {self.accelerator.device}"
                 + (f", from step {self.step}" if self.step else "")
             )
+            for said in left_out(self.prepared.train):
+                say(said)
 
     def _start_tracker(self) -> None:
         if self.config.training.tensorboard:
