@@ -40,6 +40,7 @@ from pnn.training.device import check_fp8, compiles, precision_of
 from pnn.training.objective import objective_of
 from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
 from pnn.training.recording import Recorder, can_record
+from pnn.training.threads import choose_threads
 from pnn.training.tracking import Metrics, environment
 from pnn.training.updates import Plan, Update, fitting_batch_size, updates_ahead
 
@@ -74,11 +75,14 @@ class Trainer:
                 "leave out the launcher's gradient_accumulation_steps: it follows from training.effective_batch_size"
             )
         # What can be wrong is found before anything is written: the config's model, the folder, the text, the tokenizer.
-        model_config(config.model)
+        width = getattr(model_config(config.model), "hidden_size", 256)
         runs.check_free(run, config, resume)
         with self.accelerator.main_process_first():
             self.prepared = prepare(config.data, track if self.is_main and not quiet else lambda items, _: items)
         self.plan = Plan.of(config, self.prepared, self.accelerator.num_processes)
+        self.where = str(self.accelerator.device)
+        if not on_gpu and self.accelerator.num_processes == 1:  # launchers share out the cores of several processes
+            self.where += " " + choose_threads(run, resume, width)
         self.model = self._build()
         if self.is_main:
             runs.claim(run, config)
@@ -360,8 +364,7 @@ class Trainer:
             say(
                 f"{self.config.name}: {parameters:,} parameters, {len(self.prepared.train_sequences):,} sequences, "
                 f"{self.plan.updates:,} updates of {self.plan.accumulation * self.accelerator.num_processes} × "
-                f"{self.plan.batch_tokens:,} tokens on {self.accelerator.device}"
-                + (f", from step {self.step}" if self.step else "")
+                f"{self.plan.batch_tokens:,} tokens on {self.where}" + (f", from step {self.step}" if self.step else "")
             )
             for said in left_out(self.prepared.train):
                 say(said)

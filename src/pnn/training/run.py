@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from pnn.config import RunConfig
 from pnn.evaluation.run import evaluate_run
 from pnn.progress import track
@@ -12,11 +14,18 @@ from pnn.training.loop import Stopped, Trainer
 
 def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool = False) -> bool:
     """Returns whether this process is the one that reports (with several processes, the first)."""
-    trainer = Trainer(config, run, resume=resume, quiet=quiet)
+    threads = torch.get_num_threads()
+    try:
+        return _train(Trainer(config, run, resume=resume, quiet=quiet))
+    finally:
+        torch.set_num_threads(threads)  # what suited this run need not suit the next
+
+
+def _train(trainer: Trainer) -> bool:
     try:
         trainer.train()
         if trainer.is_main:
-            evaluate_run(run, progress=track, device=trainer.accelerator.device.type)
+            evaluate_run(trainer.run, progress=track, device=trainer.accelerator.device.type)
         trainer.accelerator.wait_for_everyone()
     except Stopped:  # all processes at once
         trainer.accelerator.end_training()
