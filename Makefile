@@ -4,7 +4,7 @@ BIN := .venv/bin
 # of the tests: one for each core, each takes a gigabyte
 WORKERS ?= logical --maxprocesses 4
 
-.PHONY: quickstart test check lint docs format clean
+.PHONY: quickstart test check lint docs format stamp clean
 
 quickstart: .venv/core
 	$(BIN)/pnn quickstart
@@ -27,6 +27,9 @@ docs: .venv/docs  ## the documentation site, into site/; a broken link or refere
 format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+stamp:  ## before the code is copied to a machine without its .git: src/pnn/_commit.json goes along and tells runs their commit
+	$(PYTHON) src/pnn/code_version.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

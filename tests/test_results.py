@@ -2,9 +2,13 @@
 
 import importlib.util
 import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from pnn.errors import UserError
 
 ROOT = Path(__file__).parents[1] / "results"
 
@@ -56,6 +60,8 @@ def test_glue_results_keep_their_keys(tmp_path, monkeypatch, data):
     runs = tmp_path / "runs"
     monkeypatch.setattr(collect, "MEASURED", tmp_path / "measured")
     write(runs / "pnn" / "evaluation.json", {"accuracy": 0.5})
+    for folder in ("pnn", "pnn-glue/cola"):
+        write(runs / folder / "environment.json", {"git": {"commit": "0123", "changed": False}})
     config = (ROOT / "glue" / "configs" / "pnn.yaml").read_text().replace("DATA/", f"{data}/")
     (runs / "pnn" / "config.yaml").write_text(config)
     result = {"data": {"source": f"{data}/glue", "examples": {"train": 24}}}
@@ -63,3 +69,38 @@ def test_glue_results_keep_their_keys(tmp_path, monkeypatch, data):
     collect.copy_in(runs)
     assert collect.results()["cola"]["pnn"] == {"data": {"source": "DATA/glue", "examples": {"train": 24}}}
     assert "tokenizer: DATA/vocab.txt" in (tmp_path / "measured" / "pnn" / "config.yaml").read_text()
+
+
+FILES = {"evaluation.json": {}, "summary.json": {}, "study.json": {}, "analysis/convergence.json": {"source": "x"}}
+
+
+@pytest.mark.parametrize("git", [None, {"commit": "0123", "changed": False}])
+@pytest.mark.parametrize(
+    ("question", "run"),
+    [
+        ("ddl_rewrites", "delta-0"),
+        ("glue", "pnn"),
+        ("plasticity_study", "study_llama"),
+        ("plasticity_study", "longer_none_0"),
+        ("pnn_evidence", "equations"),
+        ("pnn_paper_protocol", "equations"),
+        ("short_budget", "pnn"),
+    ],
+)
+def test_new_runs_that_name_no_commit_are_not_collected(tmp_path, monkeypatch, question, run, git):
+    collect = script(f"{question}/collect")
+    monkeypatch.setattr(collect, "MEASURED", tmp_path / "measured")
+    folder = tmp_path / "runs" / run
+    for name, value in FILES.items():
+        write(folder / name, value)
+    shutil.copy(ROOT / "glue" / "configs" / "pnn.yaml", folder / "config.yaml")
+    write(folder / "environment.json", {"git": git})
+    given = folder if question == "pnn_evidence" else folder.parent
+    if git is None:
+        with pytest.raises(UserError, match=rf"{run}: its environment.json names no commit.*make stamp"):
+            collect.copy_in(given)
+        assert not (tmp_path / "measured").exists()
+    else:
+        with suppress(FileNotFoundError, UserError):  # there is more to copy than stands here
+            collect.copy_in(given)
+        assert (tmp_path / "measured").exists()

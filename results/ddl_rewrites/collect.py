@@ -15,7 +15,7 @@ from pnn.figures.decoders import Curve, matched_curves
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
 from pnn.models.sections import model_config
-from pnn.runs import read_config, read_json, read_metrics
+from pnn.runs import check_commit, read_config, read_json, read_metrics
 from pnn.stats import Estimate, student
 
 HERE = Path(__file__).parent
@@ -45,6 +45,7 @@ CHOICES = {"piqa": 2, "winogrande": 2, "social_iqa": 3}  # of a question; four i
 
 def copy_in(runs: Path) -> None:
     for run in sorted(path.parent for path in runs.glob("*/evaluation.json")):
+        check_commit(run)
         folder = MEASURED / run.name
         folder.mkdir(parents=True, exist_ok=True)
         data = read_config(run).data

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pnn.files import write_between, write_json, write_text
-from pnn.runs import read_config, read_json
+from pnn.runs import check_commit, read_config, read_json
 
 HERE = Path(__file__).parent
 KEPT = ("score", "score_interval", "score_std", "learning_rate", "score_by_step", "baselines")
@@ -29,6 +29,8 @@ def copy_in(runs: Path) -> None:
         for benchmark in ("glue", "superglue"):
             tuned = runs / f"{model}-{benchmark}"
             paths += [tuned / "results.json", *sorted(tuned.glob("*/result.json")), *sorted(tuned.glob("*/environment.json"))]
+        for folder in {path.parent for path in paths if path.name in ("environment.json", "result.json")}:
+            check_commit(folder)
         for path in paths:
             if path.exists():
                 target = MEASURED / path.relative_to(runs)

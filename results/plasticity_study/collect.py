@@ -18,7 +18,7 @@ from pnn.figures.plasticity import CYCLE_FIGURES
 from pnn.figures.plasticity_study import STUDY_FIGURES
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
-from pnn.runs import read_config, read_json, read_metrics
+from pnn.runs import check_commit, read_config, read_json, read_metrics
 from pnn.studies.plasticity.findings import perplexity_of, rise_of
 from pnn.studies.plasticity.study import collect
 
@@ -34,6 +34,7 @@ def copy_in(runs: Path) -> None:
     clean = without_folders(runs)
 
     def copy(files: list[Path], folder: Path) -> None:
+        check_commit(files[0].parent)
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             write_text(folder / file.name, clean(file.read_text(encoding="utf-8")))

@@ -12,7 +12,7 @@ from typing import Any
 
 from pnn.cli.findings import with_interval
 from pnn.files import write_between, write_json, write_text
-from pnn.runs import read_json
+from pnn.runs import check_commit, read_json
 from pnn.studies.registry import experiments
 
 HERE = Path(__file__).parent
@@ -41,6 +41,7 @@ CLAIMS = {
 
 
 def copy_in(run: Path) -> None:
+    check_commit(run)
     folder = MEASURED / run.name
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "analysis").mkdir(parents=True)

@@ -16,7 +16,7 @@ from pnn.figures.results import median_speed
 from pnn.figures.style import png, save
 from pnn.figures.training import training_curves
 from pnn.files import write_between, write_json, write_text
-from pnn.runs import read_config, read_json, read_metrics
+from pnn.runs import check_commit, read_config, read_json, read_metrics
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
@@ -33,6 +33,7 @@ KEYS = ("accuracy", "accuracy_interval", "accuracy_by_step", "accuracy_by_step_i
 
 def copy_in(runs: Path) -> None:
     for run in sorted(path.parent for path in runs.glob("*/evaluation.json")):
+        check_commit(run)
         folder = MEASURED / run.name
         folder.mkdir(parents=True, exist_ok=True)
         data = read_config(run).data

@@ -16,7 +16,7 @@ from pnn.figures.results import median_speed
 from pnn.figures.style import png, save
 from pnn.figures.training import training_curves
 from pnn.files import write_between, write_json
-from pnn.runs import read_json, read_metrics
+from pnn.runs import check_commit, read_json, read_metrics
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
@@ -39,6 +39,7 @@ NAMES = {
 
 def copy_in(runs: Path) -> None:
     for run in sorted(path.parent for path in runs.glob("*/evaluation.json")):
+        check_commit(run)
         (MEASURED / run.name).mkdir(parents=True, exist_ok=True)
         for name in FILES:
             shutil.copy(run / name, MEASURED / run.name / name)

@@ -138,6 +138,15 @@ def _verify(folder: Path, leave_out: tuple[str, ...] = ()) -> None:
             raise UserError(f"{folder / name} does not match its checksum: the checkpoint is damaged")
 
 
+def check_commit(run: Path) -> None:
+    """Refuse a run that cannot say which code made it: its numbers are not to be published."""
+    if not read_json(run / "environment.json").get("git"):
+        raise UserError(
+            f"{run}: its environment.json names no commit, so nobody could make its numbers again: "
+            "`make stamp` before the code is copied to another machine, then train there"
+        )
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))

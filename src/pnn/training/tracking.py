@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import math
 import os
 import platform
-import subprocess
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pnn.code_version import code_version, source_digest
 from pnn.files import write_text
 from pnn.runs import read_metrics
 
@@ -25,8 +23,8 @@ def environment(seed: int, processes: int) -> dict[str, Any]:
     """Git state, versions, hardware and seed: what somebody needs to repeat the run."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "git": _git(),
-        "source_sha256": source_digest(Path(__file__).parents[1]),
+        "git": code_version(),
+        "source_sha256": source_digest(),
         "versions": {"python": platform.python_version(), **_versions()},
         "hardware": {
             "gpus": gpus,
@@ -55,28 +53,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _git() -> dict[str, Any] | None:
-    def git(*args: str) -> str:
-        return subprocess.run(
-            ["git", *args], cwd=Path(__file__).parent, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-@cache
-def source_digest(package: Path) -> str:
-    """Of the package's Python files, by name and content: what ran can be told also where there is no git, and changes that
-    were never committed show."""
-    digest = hashlib.sha256()
-    for name in sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py")):
-        digest.update(name.encode() + b"\0" + (package / name).read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 class Metrics:
