@@ -1,6 +1,6 @@
 """The run folder: who may write it, where its checkpoint is, and whether that can be trusted.
 
-runs/<name>/  config.yaml  environment.json  metrics.jsonl  checkpoints/{step-000500,best,last}/  evaluation.json  …
+runs/<name>/  config.yaml  environment.json  tokens.json  metrics.jsonl  checkpoints/{step-…,best,last}/  evaluation.json  …
 """
 
 from __future__ import annotations
