@@ -229,7 +229,10 @@ def test_given_step_weights_are_used():
     model = build("pnn_equations", step_weights=weights)
     ids, mask, _, _ = some_batch()
     out = model(input_ids=ids, attention_mask=mask, labels=torch.where(mask.bool(), ids, -100))
-    assert torch.allclose(out.loss, (torch.tensor(weights) * out.step_losses).sum(), atol=1e-5)
+    assert out.step_losses.shape == (2,)  # a step of weight 0 is not read
+    assert torch.allclose(out.loss, (torch.tensor(weights[2:]) * out.step_losses).sum(), atol=1e-5)
+    with pytest.raises(StrictDataclassError, match="the last must be above it"):
+        pnn.PNNConfig(**SMALL, step_weights=[0.5, 0.5, 0.0, 0.0])
     with pytest.raises(StrictDataclassError, match="step_weights has 3 entries, but num_steps=4"):
         pnn.PNNConfig(**SMALL, step_weights=[0.1, 0.2, 0.7])
 
