@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pnn.figures.accuracy import accuracy_by_step
-from pnn.figures.results import median_speed
 from pnn.figures.style import png, save
 from pnn.figures.training import training_curves
 from pnn.files import write_between, write_json
+from pnn.results import median_speed
 from pnn.runs import check_commit, read_json, read_metrics
 
 HERE = Path(__file__).parent

@@ -9,12 +9,12 @@ threads that wait for each other would, a hundredfold.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pnn.config import load_config
 from pnn.data.shards import prepare
 from pnn.progress import say, track
 from pnn.report.page import write_report
+from pnn.results import Evaluation
 from pnn.runs import check_free, read_json
 from pnn.studies.registry import why_not
 from pnn.studies.run import analyse, open_run
@@ -23,7 +23,7 @@ from pnn.training.jobs import Job, train_jobs
 MODELS = ("pnn", "bert")
 
 
-def run_quickstart(folder: Path, settings: list[str]) -> tuple[dict[str, dict[str, Any]], Path]:
+def run_quickstart(folder: Path, settings: list[str]) -> tuple[dict[str, Evaluation], Path]:
     """Finished runs are kept: a second call trains only what is missing, and goes on with what was interrupted."""
     runs = {name: folder / name for name in MODELS}
     configs = {name: load_config(f"quickstart_{name}", settings) for name in MODELS}

@@ -6,6 +6,8 @@ runs/<name>/  config.yaml  environment.json  tokens.json  metrics.jsonl  checkpo
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from pnn.config import RunConfig, load_config
 from pnn.errors import UserError
 from pnn.files import is_taken, sha256, write_text
 
+BY_SEQUENCE = "evaluation_by_sequence.json"  # beside evaluation.json: the totals of every sequence
 # Settings that do not change what is learnt and may differ when a run is resumed
 FREE_ON_RESUME = {
     "name",
@@ -91,6 +94,16 @@ def without_text(run: str | Path, checkpoint: Path | str) -> str:
     return f"{run} is a checkpoint without a run folder"
 
 
+def short_names(names: Sequence[str | Path]) -> list[str]:
+    """The ends of the paths, as much of each as tells all of them apart."""
+    parts = [Path(os.path.abspath(name)).parts for name in names]
+    for length in range(1, max(map(len, parts))):
+        ends = ["/".join(path[-length:]) for path in parts]
+        if len(set(ends)) == len(ends):
+            return ends
+    return [str(name) for name in names]
+
+
 def find_checkpoint(run: str | Path) -> Path | str:
     """A RUN is a run folder (its best checkpoint, else its last), a checkpoint folder, or a hub name."""
     path = Path(run)
@@ -156,7 +169,7 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not JSON ({error})") from None
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[Any]:
     """The rows of a metrics file. A last line that was cut off by a kill is dropped."""
     rows = []
     if path.exists():

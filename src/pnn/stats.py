@@ -1,5 +1,12 @@
-"""Intervals. The unit of resampling is the sequence: tokens of one sequence are not independent. Over seeds, of which there
-are few, the interval is Student's."""
+"""Intervals, and the verdict that follows from one. Every interval of the library is an `Estimate` made here.
+
+The unit of resampling is the sequence: tokens of one sequence are not independent. Over seeds, of which there are few, the
+interval is Student's. A verdict is computed, never written. The effect is signed so that a positive one speaks for the claim:
+
+* supported       the effect's interval lies above its margin, and above its control's effect where there is a control;
+* not supported   the interval of either lies below;
+* undecided       neither.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +18,75 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pnn.results import EstimateJson
+
 Z95 = 1.959963984540054
+SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
 
 
-def ratio_interval(hits: NDArray[np.float64], trials: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Σ hits / Σ trials over sequences, with its 95 % interval: (value, low, high).
+class Estimate(NamedTuple):
+    """A value with its 95 % interval. NaN stands for what could not be computed."""
+
+    value: float
+    low: float
+    high: float
+
+    def __neg__(self) -> Estimate:
+        return Estimate(-self.value, -self.high, -self.low)
+
+    def on_scale(self, change: Callable[[float], float]) -> Estimate:
+        """Value and interval after a rising function."""
+        return Estimate(*(end if math.isnan(end) else change(end) for end in self))
+
+    def as_json(self) -> EstimateJson:
+        """JSON has no NaN: what could not be computed is null."""
+        return {"value": finite(self.value), "interval": [finite(self.low), finite(self.high)]}
+
+    @staticmethod
+    def from_json(found: EstimateJson) -> Estimate:
+        return Estimate(*(math.nan if end is None else end for end in (found["value"], *found["interval"])))
+
+
+def finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def verdict(effect: Estimate, margin: float = 0.0, beyond_control: Estimate | None = None) -> str:
+    bounds = [(effect, margin)] + ([] if beyond_control is None else [(beyond_control, 0.0)])
+    if all(estimate.low > bound for estimate, bound in bounds):
+        return SUPPORTED
+    if any(estimate.high <= bound for estimate, bound in bounds):
+        return NOT_SUPPORTED
+    return UNDECIDED
+
+
+def differs(difference: Estimate) -> bool:
+    """Whether the interval leaves out zero: that it is above or that it is below is supported."""
+    return SUPPORTED in (verdict(difference), verdict(-difference))
+
+
+def ratio_interval(hits: NDArray[np.float64], trials: NDArray[np.float64]) -> Estimate:
+    """Σ hits / Σ trials over sequences, with its 95 % interval.
 
     The variance is that of a ratio of sums over independent sequences (linearised): Σ (hᵢ − p·nᵢ)² / (Σ nᵢ)², times
     m/(m−1). `hits` may be any per-sequence total (correct tokens, summed loss, a difference of two of them).
     """
     total, m = float(trials.sum()), int((trials > 0).sum())
     if total == 0:
-        return math.nan, math.nan, math.nan
+        return Estimate(math.nan, math.nan, math.nan)
     value = float(hits.sum()) / total
     if m < 2:
-        return value, math.nan, math.nan
+        return Estimate(value, math.nan, math.nan)
     spread = float(np.square(hits - value * trials).sum()) * m / (m - 1)
     half = Z95 * math.sqrt(spread) / total
-    return value, value - half, value + half
+    return Estimate(value, value - half, value + half)
 
 
-class Estimate(NamedTuple):
-    """A value with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
+def independent_difference(one: Estimate, other: Estimate) -> Estimate:
+    """One less the other, if nothing is known but their own intervals. Where both were measured on the same sequences,
+    what is hard for both cancels and the true interval is as a rule narrower."""
+    gap, half = one.value - other.value, math.hypot((one.high - one.low) / 2, (other.high - other.low) / 2)
+    return Estimate(gap, gap - half, gap + half)
 
 
 def student(values: Sequence[float], questions: int = 1) -> Estimate:
@@ -73,6 +123,12 @@ Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 BLOCK = 50  # draws at a time: memory for so many times the number of sequences
 
 
+def middle(draws: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
+    """The ends of the middle 95 % of draws; NaN where there are none."""
+    low, high = np.quantile(draws, [0.025, 0.975]) if len(draws) else (math.nan, math.nan)
+    return float(low), float(high)
+
+
 def bootstrap(totals: NDArray[np.float64], statistic: Statistic, draws: int = 2000, seed: int = 0) -> Estimate:
     """`statistic` of the sums over sequences, with its 95 % interval: the middle 95 % of what it is when as many sequences
     are drawn again, with replacement.
@@ -81,8 +137,7 @@ def bootstrap(totals: NDArray[np.float64], statistic: Statistic, draws: int = 20
     accuracies say `lambda s: (s[..., 0] - s[..., 1]) / s[..., 2]`. Draws for which it is undefined (0/0) are left out.
     """
     value, drawn = _drawn(totals, lambda sums: np.asarray(statistic(sums))[..., None], draws, seed)
-    low, high = np.quantile(drawn[:, 0], [0.025, 0.975]) if len(drawn) else (math.nan, math.nan)
-    return Estimate(float(value[0]), float(low), float(high))
+    return Estimate(float(value[0]), *middle(drawn[:, 0]))
 
 
 def bootstrap_together(totals: NDArray[np.float64], statistics: Statistic, draws: int = 2000, seed: int = 0) -> list[Estimate]:

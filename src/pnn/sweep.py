@@ -113,7 +113,9 @@ def _claim(folder: Path, asked: dict[str, Any]) -> None:
         before = yaml.safe_load(held.read_text(encoding="utf-8"))
         different = [key for key in ("configs", "over", "settings") if before.get(key) != asked[key]]
         if different:
-            raise UserError(f"{folder} holds another sweep ({different[0]} was {before.get(different[0])}): choose another --output")
+            raise UserError(
+                f"{folder} holds another sweep ({different[0]} was {before.get(different[0])}): choose another --output"
+            )
     elif is_taken(folder):
         raise UserError(f"{folder} already holds other files: choose another --output")
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +135,9 @@ def _updates(config: RunConfig) -> int:
 
 
 def _compared(arms: Sequence[Arm], folder: Path, seeds: int) -> list[dict[str, Any]]:
-    runs = {arm.name: {s: r for s in range(seeds) if (r := _read(folder / _folder_name(arm.name) / f"seed-{s}"))} for arm in arms}
+    runs = {
+        arm.name: {s: r for s in range(seeds) if (r := _read(folder / _folder_name(arm.name) / f"seed-{s}"))} for arm in arms
+    }
     rows = []
     for arm in arms:
         found = runs[arm.name]

@@ -1,9 +1,8 @@
-"""Comparing runs: planted differences are found and none is found where there is none; pairs, families and words are right."""
+"""Comparing runs: planted differences are found and none is found where there is none; a report says the same of them."""
 
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,9 +12,11 @@ from pnn.config import EvaluationSet
 from pnn.data import synthetic
 from pnn.data.tokenizers import of_synthetic_language, trained_on
 from pnn.errors import UserError
-from pnn.evaluation import compare
-from pnn.evaluation.compare import SequenceTotals, compare_runs, differences, sentence, short_names
-from pnn.stats import Estimate
+from pnn.evaluation.compare import compare_runs
+from pnn.evaluation.run import evaluate_run
+from pnn.numbers import interval
+from pnn.report.loading import load_runs
+from pnn.report.page import write_report
 
 
 def copy_of(run, target, change=None):
@@ -58,7 +59,7 @@ def test_numbers_are_those_of_evaluate(three):
         assert run["targets"] == measured["targets"]
         assert run["accuracy"] == pytest.approx(measured["accuracy"])
         assert run["accuracy_interval"] == pytest.approx(measured["accuracy_interval"])
-        assert run["loss"] == pytest.approx(measured["loss"], rel=1e-5)
+        assert run["loss"] == pytest.approx(measured["loss"])
         assert (run["parameters"], run["steps"]) == (measured["parameters"], 4)
     assert result["sequences"] == measured["sequences"]
 
@@ -171,69 +172,34 @@ def test_text_that_another_run_may_have_seen_is_said(three, tmp_path):
     assert compared(*three)["notes"] == []
 
 
-# Without models -------------------------------------------------------------------------------------------------------
+def test_a_report_gives_the_interval_of_compare(three, tmp_path):
+    """From files alone, and exactly: both pair the runs by the same totals."""
+    good, bad = copy_of(three[0], tmp_path / "good"), copy_of(three[2], tmp_path / "bad")
+    for run in (good, bad):
+        evaluate_run(run, progress=lambda items, _: items, device="cpu")
+    (row,) = compared(good, bad)["against_first"]["rows"]
+    for run in (good, bad):
+        shutil.rmtree(run / "checkpoints")
+    low, high = sorted(-end for end in row["accuracy"]["interval"])
+    page = write_report([good, bad], tmp_path / "report.html").read_text()
+    assert f"<b>good</b> is {-100 * row['accuracy']['difference']:.1f}\u00a0points ahead of <b>bad</b>" in page
+    assert f"(95\u00a0% interval {interval((low, high))})" in page
+    assert "are paired" in page
+
+    (bad / "evaluation_by_sequence.json").unlink()  # a run of an older version
+    page = write_report([good, bad], tmp_path / "report.html").read_text()
+    assert f"(95\u00a0% interval {interval((low, high))})" not in page
+    assert "as independent" in page
+    assert "bad kept no totals by sequence" in page
 
 
-def simulated(rng, accuracies, sequences=80):
-    """Runs that find the same sequences hard, with these accuracies over all."""
-    targets = rng.integers(1, 20, sequences)
-    difficulty = rng.normal(0, 0.1, sequences)
-    runs = [rng.binomial(targets, np.clip(p + difficulty, 0, 1)).astype(float) for p in accuracies]
-    return [SequenceTotals(right, 3.0 * targets - right, targets.astype(float)) for right in runs]
-
-
-def test_of_many_runs_that_are_alike_hardly_ever_one_difference_holds(monkeypatch):
-    monkeypatch.setattr(compare, "DRAWS", 400)
-    rng, rounds, wrong, found = np.random.default_rng(0), 150, 0, 0
-    names, pairs = list("abcdef"), [(0, k) for k in range(1, 6)]
-    for _ in range(rounds):
-        wrong += differences(names, simulated(rng, [0.5] * 6), pairs)["hold"] > 0
-        found += differences(names, simulated(rng, [0.5] * 5 + [0.65]), pairs)["rows"][-1]["accuracy"]["verdict"] == "holds"
-    assert wrong / rounds < 0.1  # five at 5 % each would come to 20 % or so
-    assert found / rounds > 0.9
-
-
-def test_what_is_hard_for_both_cancels():
-    easy = np.repeat([0.0, 10.0], 40)
-    totals = [SequenceTotals(np.clip(easy + k, 0, 11), easy, np.full(80, 11.0)) for k in (0, 1)]
-    (row,) = differences(["a", "b"], totals, [(0, 1)])["rows"]
-    assert row["accuracy"]["interval"] == pytest.approx([1 / 11, 1 / 11])  # each alone: 0.45 ± 0.1
-
-
-def test_more_pairs_widen_the_intervals():
-    totals = simulated(np.random.default_rng(1), [0.5, 0.55, 0.5, 0.5, 0.5])
-    names = list("abcde")
-    (alone,) = differences(names, totals, [(0, 1)])["rows"]
-    among = differences(names, totals, [(i, j) for i in range(5) for j in range(i + 1, 5)])["rows"][0]
-    assert among["accuracy"]["difference"] == alone["accuracy"]["difference"]
-    assert among["accuracy"]["interval"][0] < alone["accuracy"]["interval"][0]
-    assert among["accuracy"]["interval"][1] > alone["accuracy"]["interval"][1]
-
-
-def test_totals_of_other_sequences_are_refused():
-    rng = np.random.default_rng(0)
-    totals = [*simulated(rng, [0.5], 1200), *simulated(rng, [0.5], 30)]
-    with pytest.raises(UserError, match="a and b cannot be compared: the same text gives them 1,200 and 30 sequences"):
-        differences(["a", "b"], totals, [(0, 1)])
-
-
-@pytest.mark.parametrize(
-    ("estimate", "said"),
-    [
-        ((-0.013, -0.017, -0.009), "b is 1.3 points below a (0.9–1.7): holds"),
-        ((0.013, 0.009, 0.017), "b is 1.3 points above a (0.9–1.7): holds"),
-        ((0.001, -0.003, 0.005), "b differs from a by 0.1 points (−0.3 to 0.5): undecided"),
-        ((-0.0001, -0.004, 0.003), "b differs from a by 0.0 points (−0.4 to 0.3): undecided"),
-        ((0.002, 0.0002, 0.0038), "b is 0.20 points above a (0.02–0.38): holds"),
-        ((0.0, -0.01, 0.01), "b differs from a by 0.0 points (−1.0 to 1.0): undecided"),
-        ((0.0, 0.0, 0.0), "b gets as many right as a in every sequence: equal"),
-    ],
-)
-def test_the_words_follow_from_the_numbers(estimate, said):
-    assert sentence("b", "a", Estimate(*estimate)) == said
-
-
-def test_names_are_as_short_as_tells_runs_apart():
-    assert short_names(["runs/x/", "runs/y"]) == ["x", "y"]
-    assert short_names(["runs/x/checkpoints/best", "runs/y/checkpoints/best"]) == ["x/checkpoints/best", "y/checkpoints/best"]
-    assert short_names(["a/run", "b/run"]) == ["a/run", "b/run"]
+def test_totals_of_another_evaluation_are_not_used(three, tmp_path):
+    run = copy_of(three[0], tmp_path / "run")
+    evaluate_run(run, progress=lambda items, _: items, device="cpu")
+    held = run / "evaluation_by_sequence.json"
+    totals = json.loads(held.read_text())
+    assert len(totals["targets"]) == 50
+    assert load_runs([run])[0].by_sequence == totals
+    totals["correct"][0] += 1
+    held.write_text(json.dumps(totals))
+    assert load_runs([run])[0].by_sequence is None

@@ -7,11 +7,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from pnn.figures.numbers import estimate
 from pnn.figures.studies import figure_of
 from pnn.figures.studies.convergence import convergence
 from pnn.figures.studies.gates import gates
 from pnn.figures.studies.optimisation import optimisation
+from pnn.numbers import estimate
 from pnn.studies.registry import analysis_names, experiment_names
 
 EVERY_MODEL = [

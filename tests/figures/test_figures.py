@@ -17,9 +17,9 @@ from pnn.figures import style
 from pnn.figures.accuracy import accuracy_by_kind, accuracy_by_step
 from pnn.figures.anatomy import anatomy
 from pnn.figures.architecture import architecture
-from pnn.figures.numbers import per_cent, per_cent_interval, points, short_count
-from pnn.figures.results import median_speed, same_targets
 from pnn.figures.training import speed, training_curves
+from pnn.numbers import per_cent, per_cent_interval, points, short_count
+from pnn.results import median_speed, same_targets
 
 SIZE = {"vocab_size": 30522, "hidden_size": 768, "max_position_embeddings": 128}
 PNN = {"model_type": "pnn", **SIZE, "intermediate_size": 2048, "num_steps": 4, "schedule": [0, 0, 0, 0]}

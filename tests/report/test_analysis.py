@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pnn.figures import style
-from pnn.figures.numbers import estimate
+from pnn.numbers import estimate
 from pnn.report.page import write_report
 from pnn.studies.registry import analyses, experiments
 from pnn.studies.run import analyse, collect_evidence, open_run

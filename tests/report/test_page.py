@@ -13,7 +13,8 @@ from pnn.errors import UserError
 from pnn.figures import style
 from pnn.report.loading import load_runs
 from pnn.report.page import write_report
-from pnn.report.verdict import difference, summary
+from pnn.report.verdict import above, summary
+from pnn.stats import Estimate
 
 KINDS = ("grammar", "agreement", "fact", "free")
 
@@ -199,7 +200,8 @@ def test_runs_are_told_apart_only_by_more_than_chance(pnn: Path, tmp_path: Path)
     near = make_run(tmp_path / "near", [0.1, 0.2, 0.83], bert=True)
     assert "is 5.6\u00a0points ahead of" in summary(load_runs([pnn, far]))
     assert "cannot be told apart" in summary(load_runs([pnn, near]))
-    gap, (low, high) = difference(load_runs([far])[0].evaluation, load_runs([pnn])[0].evaluation)
+    best, other = load_runs([far, pnn])
+    ((gap, low, high),) = above(best, [other], "correct", lambda e: Estimate(e["accuracy"], *e["accuracy_interval"]))
     assert gap == pytest.approx(0.0564)
     assert (high - low) / 2 == pytest.approx(0.0115 * 2**0.5)
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from pnn.analysis.controls import untrained
-from pnn.analysis.totals import Array, Totals, as_json, number, ratio
+from pnn.analysis.totals import Array, Totals, ratio
 from pnn.analysis.trace import Edit, Place, Text, has_gates, trace_text
 from pnn.models.base import MaskedLMBase
 from pnn.models.ddl import DDLForCausalLM
-from pnn.stats import bootstrap
+from pnn.stats import bootstrap, finite
 
 EASY, MEDIUM, HARD = range(3)
 DIFFICULTIES = ("easy", "medium", "hard")
@@ -157,7 +157,7 @@ def replaced_by(part: str, means: dict[tuple[str, int], Tensor]) -> Any:
 def plain_metrics(measured: Array) -> dict[str, Any]:
     """As the published script reports a condition."""
     targets, correct, loss = measured.sum(0)
-    return {"loss": number(loss / targets), "accuracy": number(correct / targets), "total_tokens": int(targets)}
+    return {"loss": finite(loss / targets), "accuracy": finite(correct / targets), "total_tokens": int(targets)}
 
 
 def drop_of(baseline: Array, condition: Array) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def drop_of(baseline: Array, condition: Array) -> dict[str, Any]:
     both = np.concatenate((baseline, condition), 1)
     accuracy = bootstrap(both, lambda s: (s[..., CORRECT] - s[..., 3 + CORRECT]) / s[..., TARGETS])
     loss = bootstrap(both, lambda s: (s[..., 3 + LOSS] - s[..., LOSS]) / s[..., TARGETS])
-    return {**plain_metrics(condition), "accuracy_drop": as_json(accuracy), "loss_increase": as_json(loss)}
+    return {**plain_metrics(condition), "accuracy_drop": accuracy.as_json(), "loss_increase": loss.as_json()}
 
 
 def accuracy_drop(sums: Array, baseline: int, condition: int) -> Array:

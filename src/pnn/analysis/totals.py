@@ -1,26 +1,18 @@
-"""Sums for every sequence, what intervals over sequences are made of; and how a verdict follows from an interval.
-
-A verdict is computed, never written. The effect is signed so that a positive one speaks for the hypothesis:
-
-* supported       the effect's interval lies above its margin, and above its control's effect where there is a control;
-* not supported   the interval of either lies below;
-* undecided       neither.
-"""
+"""Sums for every sequence, what intervals over sequences are made of; and a hypothesis tested by them (`stats.verdict`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pnn.stats import Estimate, bootstrap
+from pnn.results import EstimateJson, Finding
+from pnn.stats import bootstrap, verdict
 
 Array = NDArray[np.float64]
-SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
 
 
 class Totals:
@@ -48,11 +40,11 @@ class Totals:
         return name in self._sums
 
 
-def ratios(sums: Totals, above: str, below: str, scale: float = 1.0) -> list[dict[str, Any]]:
+def ratios(sums: Totals, above: str, below: str, scale: float = 1.0) -> list[EstimateJson]:
     """Σ above / Σ below, column by column, each with its interval. One column below serves all above."""
     top, bottom = sums.of(above) * scale, sums.of(below)
     columns = [np.stack((top[:, i], bottom[:, i if bottom.shape[1] > 1 else 0]), 1) for i in range(top.shape[1])]
-    return [as_json(bootstrap(column, ratio)) for column in columns]
+    return [bootstrap(column, ratio).as_json() for column in columns]
 
 
 def ratio(sums: Array) -> Array:
@@ -73,15 +65,6 @@ def two_ratios(totals: Totals, above: str, below: str, one: int, other: int) -> 
     return np.stack((top[:, one], bottom[:, one], top[:, other], bottom[:, other]), 1)
 
 
-def as_json(estimate: Estimate) -> dict[str, Any]:
-    return {"value": number(estimate.value), "interval": [number(estimate.low), number(estimate.high)]}
-
-
-def number(value: float) -> float | None:
-    """JSON has no NaN: what could not be computed is null."""
-    return None if not np.isfinite(value) else float(value)
-
-
 def finding(
     hypothesis: str,
     measure: str,
@@ -91,23 +74,15 @@ def finding(
     margin: float = 0.0,
     control: str | None = None,
     control_statistic: Callable[[Array], Array] | None = None,
-) -> dict[str, Any]:
+) -> Finding:
     """One hypothesis, tested: the effect, its control and the verdict. Both statistics read the same per-sequence totals, so
     that their difference is paired."""
     effect = bootstrap(totals, statistic)
-    found: dict[str, Any] = {"hypothesis": hypothesis, "measure": measure, "effect": as_json(effect), "margin": margin}
+    found: Finding = {"hypothesis": hypothesis, "measure": measure, "effect": effect.as_json(), "margin": margin}
     beyond = None
-    if control_statistic is not None:
+    if control is not None and control_statistic is not None:
         beyond = bootstrap(totals, lambda sums: statistic(sums) - control_statistic(sums))
-        found["control"] = {"what": control, **as_json(bootstrap(totals, control_statistic))}
-        found["effect_beyond_control"] = as_json(beyond)
-    return {**found, "verdict": verdict(effect, margin, beyond)}
-
-
-def verdict(effect: Estimate, margin: float = 0.0, beyond_control: Estimate | None = None) -> str:
-    bounds = [(effect, margin)] + ([] if beyond_control is None else [(beyond_control, 0.0)])
-    if all(estimate.low > bound for estimate, bound in bounds):
-        return SUPPORTED
-    if any(estimate.high <= bound for estimate, bound in bounds):
-        return NOT_SUPPORTED
-    return UNDECIDED
+        found["control"] = {"what": control, **bootstrap(totals, control_statistic).as_json()}
+        found["effect_beyond_control"] = beyond.as_json()
+    found["verdict"] = verdict(effect, margin, beyond)
+    return found

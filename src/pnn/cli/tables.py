@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pnn.evaluation.compare import points
 from pnn.evaluation.fill import Filled, Prediction
-from pnn.figures.numbers import short_count
 from pnn.kinds import of_result
+from pnn.numbers import bare_per_cent, estimate, interval, per_cent, short_count
+from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Tasks, TaskScore, texts_of
 
 FILE_COLUMNS = 160
 
@@ -26,11 +26,7 @@ def show(*what: Any) -> None:
     console.print(*what)
 
 
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
+def print_evaluation(results: dict[str, Evaluation]) -> None:
     """One row per run and text: accuracy after each refinement step, the last with its interval, all in per cent. A BERT
     baseline has no steps to show: its head is trained on the last layer alone. Decoders have a table of their own."""
     decoders = {name: result for name, result in results.items() if of_result(result).causal}
@@ -41,8 +37,7 @@ def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
         return
     rows = []
     for name, result in results.items():
-        measured = {"validation": result} if "accuracy" in result else {}
-        for label, one in (measured | result.get("sets", {})).items():
+        for label, one in texts_of(result).items():
             steps = one["accuracy_by_step"][:-1] if of_result(result).has_steps else []
             rows.append((f"{name}: {label}" if len(results) > 1 else label, steps, one))
     width = max(len(steps) for _, steps, _ in rows)
@@ -54,43 +49,35 @@ def print_evaluation(results: dict[str, dict[str, Any]]) -> None:
     table.add_column("95 % interval", justify="right")
     table.add_column("best possible", justify="right")
     for label, steps, one in rows:
-        low, high = one["accuracy_interval"]
-        cells = [percent(value) for value in steps] + [""] * (width - len(steps))
-        ceiling = percent(one["ceiling"]) if "ceiling" in one else ""
-        table.add_row(label, *cells, percent(one["accuracy"]), f"{percent(low)}–{percent(high)}", ceiling)
+        cells = [bare_per_cent(value) for value in steps] + [""] * (width - len(steps))
+        ceiling = bare_per_cent(one["ceiling"]) if "ceiling" in one else ""
+        table.add_row(label, *cells, bare_per_cent(one["accuracy"]), interval(one["accuracy_interval"]), ceiling)
     show(table)
 
 
-def first_set(result: dict[str, Any]) -> dict[str, Any]:
-    """The validation text's results, or those of the first other set."""
-    return result if "accuracy" in result else next(iter(result["sets"].values()))
-
-
-def print_perplexity(results: dict[str, dict[str, Any]]) -> None:
+def print_perplexity(results: dict[str, Evaluation]) -> None:
     """One row per decoder and text."""
-    protocol = first_set(next(iter(results.values())))
+    protocol = next(iter(texts_of(next(iter(results.values()))).values()))
     title = f"windows of {protocol['context']:,} tokens, {protocol['stride']:,} scored"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("text", overflow="fold")
     for column in ("loss", "95 % interval", "perplexity\nby token", "by word", "bits a\nbyte", "accuracy\nper cent"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, result in results.items():
-        measured = {"validation": result} if "accuracy" in result else {}
-        for label, one in (measured | result.get("sets", {})).items():
-            low, high = one["loss_interval"]
+        for label, one in texts_of(result).items():
             table.add_row(
                 f"{name}: {label}" if len(results) > 1 else label,
                 f"{one['loss']:.4f}",
-                f"{low:.4f}–{high:.4f}",
+                interval(one["loss_interval"], 4, scale=1),
                 f"{one['perplexity']:,.2f}",
                 f"{one['word_perplexity']:,.1f}",
                 f"{one['bits_per_byte']:.3f}",
-                percent(one["accuracy"]),
+                bare_per_cent(one["accuracy"]),
             )
     show(table)
 
 
-def print_tasks(result: dict[str, Any]) -> None:
+def print_tasks(result: Tasks) -> None:
     """A row a task, a column a number of examples: accuracy and its standard error in per cent. Below, how it was measured."""
     by_shots = list(result["shots"].values())
     table = Table(title="accuracy ± standard error, per cent", title_justify="left", box=box.SIMPLE_HEAD)
@@ -100,9 +87,9 @@ def print_tasks(result: dict[str, Any]) -> None:
     for one in by_shots:
         table.add_column(f"{one['shots']}-shot", justify="right")
 
-    def cell(row: dict[str, Any]) -> str:
+    def cell(row: TaskScore) -> str:
         error = row["standard_error"]
-        return percent(row["accuracy"]) + ("" if error is None else f" ± {percent(error)}")
+        return bare_per_cent(row["accuracy"]) + ("" if error is None else f" ± {bare_per_cent(error)}")
 
     for name, row in by_shots[0]["tasks"].items():
         table.add_row(name, row["metric"], f"{row['documents']:,}", *(cell(one["tasks"][name]) for one in by_shots))
@@ -113,7 +100,7 @@ def print_tasks(result: dict[str, Any]) -> None:
         print(one["protocol"])
 
 
-def print_comparison(result: dict[str, Any]) -> None:
+def print_comparison(result: Comparison) -> None:
     """A row a run, with its difference to the first; below, the same in words, and what to keep in mind."""
     title = Text(f"{result['sequences']:,} sequences of {result['source']}; accuracy in per cent", style="table.title")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # room for names
@@ -124,14 +111,13 @@ def print_comparison(result: dict[str, Any]) -> None:
     for run, row in zip(result["runs"], [None, *rows], strict=True):
         apart = ("", "")
         if row is not None:
-            value, (low, high) = row["accuracy"]["difference"], row["accuracy"]["interval"]
-            apart = f"{points(value)}\n({points(low)} to {points(high)})", row["accuracy"]["verdict"]
-        low, high = run["accuracy_interval"]
+            found = row["accuracy"]
+            apart = f"{bare_per_cent(found['difference'])}\n({interval(found['interval'])})", found["verdict"]
         table.add_row(
             Text(run["name"]),
             short_count(run["parameters"]),
             "" if run["steps"] is None else str(run["steps"]),
-            f"{percent(run['accuracy'])}\n({percent(low)}–{percent(high)})",
+            f"{bare_per_cent(run['accuracy'])}\n({interval(run['accuracy_interval'])})",
             f"{run['loss']:.3f}",
             *apart,
         )
@@ -158,7 +144,7 @@ def print_filled(filled: Filled, unit: str) -> None:
         cells = [
             Text(cell, style="bold" if new else "")
             for one, new in zip(row, changed, strict=True)
-            for cell in (one["token"], percent(one["probability"]))
+            for cell in (one["token"], bare_per_cent(one["probability"]))
         ]
         table.add_row(label, *cells)
 
@@ -200,10 +186,10 @@ def print_benchmark(result: dict[str, Any]) -> None:
         table.add_row(
             label,
             f"{speed['median']:,.0f}",
-            f"{percent((speed['high'] - speed['low']) / speed['median'])} %",
+            per_cent((speed["high"] - speed["low"]) / speed["median"]),
             f"{row['milliseconds_per_update']:,.1f}",
             f"{row['flops_per_token'] / 1e6:,.1f}",
-            "" if share is None else percent(share),
+            "" if share is None else bare_per_cent(share),
             "" if memory is None else f"{memory / 2**30:.1f}",
         )
     show(table)
@@ -218,7 +204,7 @@ def _flops(rate: float) -> str:
     return f"{rate / 1e12:,.0f} TFLOP/s" if rate > 1e13 else f"{rate / 1e9:,.0f} GFLOP/s"
 
 
-def print_cycle(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
+def print_cycle(summary: dict[str, Any], records: list[CycleRecord]) -> None:
     """A row for every state that the model went through, then what it lost and gained."""
     table = Table(title="held-out text, by token", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
@@ -233,14 +219,15 @@ def print_cycle(summary: dict[str, Any], records: list[dict[str, Any]]) -> None:
         table.add_row(
             label,
             str(record["heads"]),
-            *(short_count(record[key]) for key in ("parameters", "attention_parameters")),
+            short_count(record["parameters"]),
+            short_count(record["attention_parameters"]),
             f"{record['flops_per_token'] / 1e6:,.2f}",
             f"{record['loss']:.4f}",
             f"{record['perplexity']:,.3f}",
         )
     show(table)
     shares = {what.replace("_", " "): summary[f"fewer_{what}"] for what in CYCLE_SHARES}
-    print(", ".join(f"{percent(abs(share))} % {'fewer' if share >= 0 else 'more'} {what}" for what, share in shares.items()))
+    print(", ".join(f"{per_cent(abs(share))} {'fewer' if share >= 0 else 'more'} {what}" for what, share in shares.items()))
     for row in summary["speed"]:
         speed = row["tokens_per_second"]
         print(
@@ -284,7 +271,7 @@ def _measured(finding: str, one: dict[str, Any]) -> str:
         parts = []
         for ratio, stages in one["by_ratio"].items():
             best = stages["after_learning"]
-            parts.append(f"without {percent(float(ratio))} % of heads, by {best['best']}: {_change(best['rise'])} % perplexity")
+            parts.append(f"without {per_cent(float(ratio))} of heads, by {best['best']}: {_change(best['rise'])} % perplexity")
         return "; ".join(parts)
     if finding == "F1":
         named = ((name.replace("_", " "), found["more_than_random"]) for name, found in one["by_strategy"].items())
@@ -296,17 +283,15 @@ def _measured(finding: str, one: dict[str, Any]) -> str:
         return (
             f"heads that can go, large less small: {more} points; gain by regrowing twice as many, small less large: {less} %"
         )
-    lost, cycle = percent(one["most_parameters_lost_as_good"]), one["cycle"]
+    lost, cycle = per_cent(one["most_parameters_lost_as_good"]), one["cycle"]
     return (
-        f"{lost} % of parameters at most; the cycle, {percent(cycle['fewer']['heads'])} % fewer heads, "
-        f"{percent(cycle['fewer']['parameters'])} % fewer parameters: {_change(cycle['rise'])} % perplexity"
+        f"{lost} of parameters at most; the cycle, {per_cent(cycle['fewer']['heads'])} fewer heads, "
+        f"{per_cent(cycle['fewer']['parameters'])} fewer parameters: {_change(cycle['rise'])} % perplexity"
     )
 
 
-def _change(found: dict[str, Any]) -> str:
-    low, high = found["interval"]
-    between = "" if low is None else f" ({100 * low:+.1f} to {100 * high:+.1f})"
-    return f"{100 * found['value']:+.1f}{between}"
+def _change(found: EstimateJson) -> str:
+    return estimate(found, 1, scale=100, plus=True)
 
 
 def print_finetuning(summary: dict[str, Any]) -> None:
@@ -319,25 +304,24 @@ def print_finetuning(summary: dict[str, Any]) -> None:
     for column in ("score", "95 %\ninterval", "± of\nseeds", "majority", "bag of\nwords", "learning\nrate"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, row in summary["tasks"].items():
-        low, high = row["score_interval"]
         table.add_row(
             name,
             row["score_is"].removeprefix("dev ").removeprefix("mean of "),
-            percent(row["score"]),
-            f"{percent(low)}–{percent(high)}",
-            "" if row["score_std"] is None else f"{percent(row['score_std'])} ({row['seeds']})",
-            percent(row["majority"]),
-            percent(row["bag_of_words"]),
+            bare_per_cent(row["score"]),
+            interval(row["score_interval"]),
+            "" if row["score_std"] is None else f"{bare_per_cent(row['score_std'])} ({row['seeds']})",
+            bare_per_cent(row["majority"]),
+            bare_per_cent(row["bag_of_words"]),
             f"{row['learning_rate']:g}",
         )
     show(table)
     for name, row in summary["tasks"].items():
         if "score_by_step" in row:
-            print(f"{name}, read after each refinement step: {' → '.join(percent(value) for value in row['score_by_step'])}")
+            print(f"{name}, read after each refinement step: {' → '.join(map(bare_per_cent, row['score_by_step']))}")
         if row["truncated"]:
             print(f"{name}: {row['truncated']:,} texts were cut to the model's length")
         if row["unknown_tokens"] > MANY_UNKNOWN:
-            print(f"{name}: {percent(row['unknown_tokens'])} % of the tokens are not in the model's vocabulary")
+            print(f"{name}: {per_cent(row['unknown_tokens'])} of the tokens are not in the model's vocabulary")
 
 
 MANY_UNKNOWN = 0.05

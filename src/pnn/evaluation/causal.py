@@ -25,9 +25,11 @@ from torch import Tensor
 
 from pnn.data.shards import TokenSet
 from pnn.errors import UserError
+from pnn.evaluation.masked import commonest
 from pnn.evaluation.reading import to_device
 from pnn.models.lean import padded_vocabulary
 from pnn.models.registry import kind_of
+from pnn.results import CausalText
 from pnn.stats import ratio_interval
 
 
@@ -40,7 +42,7 @@ def evaluate_causal(
     stride: int | None = None,
     batch_tokens: int = 16384,
     precision: torch.dtype = torch.float32,
-) -> dict[str, Any]:
+) -> CausalText:
     """Evaluate on these rows of a token set, which follow each other in the text."""
     if len(sequences) < 2:
         raise UserError("too little text to evaluate on: fewer than two rows")
@@ -48,16 +50,17 @@ def evaluate_causal(
     stream = tokens.take(sequences)
     was_training = model.training
     model.eval()
-    losses, right, scored = [], [], []
+    losses, right, asked = [], [], []
     for rows, firsts in _batches(stream, context, stride, max(1, batch_tokens // context)):
         ids = to_device(torch.from_numpy(rows), model.device)
         with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
-            for row, logits, first in zip(ids, _logits(model, ids), firsts, strict=True):
+            for window, row, logits, first in zip(rows, ids, _logits(model, ids), firsts, strict=True):
                 nats, correct = _score(logits[first - 1 : -1], row[first:])
                 losses.append(nats)
                 right.append(correct)
-                scored.append(context - first)
+                asked.append(window[first:])
     model.train(was_training)
+    scored = [len(targets) for targets in asked]
     windows = np.array(scored, dtype=np.float64)
     loss_of = torch.stack(losses).double().cpu().numpy()
     right_of = torch.stack(right).double().cpu().numpy()
@@ -81,6 +84,8 @@ def evaluate_causal(
         "bits_per_byte": loss * len(stream) / (size * math.log(2)),
         "accuracy": accuracy,
         "accuracy_interval": [accuracy_low, accuracy_high],
+        "commonest": commonest(np.concatenate(asked), tokens.tokenizer()),
+        "by_sequence": {"targets": scored, "correct": right_of.astype(int).tolist(), "loss": loss_of.round(6).tolist()},
     }
 
 

@@ -32,6 +32,7 @@ from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.loading import load_decoder, longest_input
 from pnn.progress import console, say
+from pnn.results import TaskRow, Tasks, TasksAtShots, TaskScore
 
 SEQUENCES_ON_CPU, SEQUENCES_ON_GPU = 8, 64  # of a batch; lm-eval sorts by length
 
@@ -59,7 +60,7 @@ def evaluate_run_on_tasks(
     limit: int | None = None,
     batch_tokens: int | None = None,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> Tasks:
     """RUN's best checkpoint on `tasks`, with each number of examples in `shots`. A run folder keeps the result in its
     evaluation.json, under `tasks`, beside what is there; with a limit it is only returned, as a trial."""
     _check_installed()
@@ -83,7 +84,7 @@ def evaluate_run_on_tasks(
             by_shots[str(number)] = evaluate_tasks(
                 model, tokenizer, tasks, number, local=local, limit=limit, batch_size=batch_size, device=device
             )
-    result = {
+    result: Tasks = {
         "checkpoint": Path(checkpoint).name,
         "model_type": model.config.model_type,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -106,7 +107,7 @@ def evaluate_tasks(
     limit: int | None = None,
     batch_size: int | None = None,
     device: str | None = None,
-) -> dict[str, Any]:
+) -> TasksAtShots:
     """Accuracy with its standard error on each of `tasks`, after `num_fewshot` examples in the prompt, and the average.
     Documents come from the hub or from the folder `local`; `limit` takes the first so many of each task."""
     check_names(tasks)
@@ -164,23 +165,23 @@ def evaluate_tasks(
     }
 
 
-def _joined(before: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+def _joined(before: Tasks, result: Tasks) -> Tasks:
     """The result, and what was measured before of the same checkpoint: other numbers of examples, and by the same protocol
     other tasks."""
-    if any(before.get(key) != result[key] for key in ("checkpoint", "parameters", "precision")):
+    if any(before.get(key) != result.get(key) for key in ("checkpoint", "parameters", "precision")):
         return result
     shots = before["shots"] | result["shots"]
     for number in before["shots"].keys() & result["shots"].keys():
         old, new = before["shots"][number], result["shots"][number]
         if old["protocol"] == new["protocol"]:
             rows = old["tasks"] | new["tasks"]
-            shots[number] = new | {"tasks": rows, "average": _average(rows)}
-    return result | {"shots": shots}
+            shots[number] = {**new, "tasks": rows, "average": _average(rows)}
+    return {**result, "shots": shots}
 
 
-def _row(name: str, num_fewshot: int, measured: dict[str, Any]) -> dict[str, Any]:
+def _row(name: str, num_fewshot: int, measured: dict[str, Any]) -> TaskRow:
     scores = measured["results"][name]
-    found: dict[str, Any] = {}
+    found: dict[str, TaskScore] = {}
     for metric in ("acc", "acc_norm"):
         if f"{metric},none" in scores:
             error = scores[f"{metric}_stderr,none"]  # "N/A" for a single document
@@ -193,7 +194,7 @@ def _row(name: str, num_fewshot: int, measured: dict[str, Any]) -> dict[str, Any
     return {**found[metric], "metric": metric, "documents": count, "shots": num_fewshot, "by_metric": found}
 
 
-def _average(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _average(rows: dict[str, TaskRow]) -> TaskScore:
     """Every task counts alike. The error is that of drawing other documents, independently for each task."""
     errors = [row["standard_error"] for row in rows.values()]
     known = [error for error in errors if error is not None]

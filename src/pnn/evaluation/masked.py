@@ -23,6 +23,7 @@ from pnn.data.tokenizers import fingerprint, of_synthetic_language
 from pnn.errors import UserError
 from pnn.evaluation.reading import states_at, to_device
 from pnn.models.base import MaskedLMBase
+from pnn.results import Accuracy, Commonest, MaskedScores, MaskedText
 from pnn.stats import ratio_interval
 
 
@@ -48,9 +49,10 @@ def evaluate_masked(
     batch_tokens: int = 16384,
     precision: torch.dtype = torch.float32,
     num_steps: int | None = None,
-) -> dict[str, Any]:
-    """Evaluate on `sequences` of a token set; returns what evaluation.json holds for it."""
-    special = special_tokens(tokens.tokenizer())
+) -> MaskedText:
+    """Evaluate on `sequences` of a token set; returns what evaluation.json holds for it, and the totals of every sequence."""
+    tokenizer = tokens.tokenizer()
+    special = special_tokens(tokenizer)
     on_embedded = is_embedded(tokens.manifest)
     was_training = model.training
     model.eval()
@@ -85,6 +87,7 @@ def evaluate_masked(
         "mask_probability": mask_probability,
         "mask_seed": mask_seed,
         **summarise(record, len(sequences)),
+        "commonest": commonest(record.token, tokenizer),
     }
 
 
@@ -93,6 +96,12 @@ def is_embedded(manifest: dict[str, Any]) -> bool:
     if "synthetic" not in manifest["recipe"]["source"] or manifest["max_length"] < synthetic.longest_paragraph() + 2:
         return False
     return manifest["recipe"]["tokenizer"] == fingerprint(of_synthetic_language(manifest["max_length"]))
+
+
+def commonest(targets: NDArray[np.int64], tokenizer: Any) -> Commonest:
+    counts = np.bincount(targets)
+    best = int(counts.argmax())
+    return {"token": str(tokenizer.convert_ids_to_tokens(best)), "accuracy": float(counts[best] / len(targets))}
 
 
 def _read_out(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,7 +118,7 @@ def best_possible(ids: NDArray[np.int64], borders: NDArray[np.int32], positions:
     return best[positions]
 
 
-def summarise(record: TargetRecord, num_sequences: int) -> dict[str, Any]:
+def summarise(record: TargetRecord, num_sequences: int) -> MaskedScores:
     sequence, token, correct, loss = record.sequence, record.token, record.correct, record.loss
     if len(np.unique(sequence)) < 2:
         raise UserError("too little text to evaluate on: fewer than two sequences have a masked token")
@@ -119,29 +128,37 @@ def summarise(record: TargetRecord, num_sequences: int) -> dict[str, Any]:
         at = slice(None) if chosen is None else chosen
         return np.bincount(sequence[at], values[at].astype(np.float64), num_sequences).astype(np.float64)
 
-    def accuracy(chosen: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+    def accuracy(chosen: NDArray[np.bool_] | None = None) -> Accuracy:
         trials = per_sequence(np.ones(len(sequence)), chosen)
         rows = [ratio_interval(per_sequence(step, chosen), trials) for step in correct.astype(float)]
+        intervals = [[max(0.0, low), min(1.0, high)] for _, low, high in rows]
         return {
             "targets": int(trials.sum()),
-            "accuracy": rows[-1][0],
-            "accuracy_interval": [max(0.0, rows[-1][1]), min(1.0, rows[-1][2])],
-            "accuracy_by_step": [value for value, _, _ in rows],
-            "accuracy_by_step_interval": [[max(0.0, low), min(1.0, high)] for _, low, high in rows],
+            "accuracy": rows[-1].value,
+            "accuracy_interval": intervals[-1],
+            "accuracy_by_step": [step.value for step in rows],
+            "accuracy_by_step_interval": intervals,
         }
 
     trials = per_sequence(np.ones(len(sequence)))
-    result: dict[str, Any] = {"num_steps": last, **accuracy()}
-    result["loss_by_step"] = [float(step.mean(dtype=np.float64)) for step in loss]
-    result["loss"] = result["loss_by_step"][-1]
-    first = min(1, last)
-    value, low, high = ratio_interval(per_sequence(correct[last].astype(float) - correct[first]), trials)
-    result["gain_over_first_step"] = {"value": value, "interval": [low, high]}
+    losses = [float(step.mean(dtype=np.float64)) for step in loss]
+    gain = ratio_interval(per_sequence(correct[last].astype(float) - correct[min(1, last)]), trials)
+    result: MaskedScores = {
+        "num_steps": last,
+        **accuracy(),
+        "loss_by_step": losses,
+        "loss": losses[-1],
+        "gain_over_first_step": gain.as_json(),
+        "by_sequence": {
+            "targets": trials.astype(int).tolist(),
+            "correct": per_sequence(correct[last]).astype(int).tolist(),
+            "loss": per_sequence(loss[last]).round(6).tolist(),
+        },
+    }
     if record.best is not None:
         best = record.best
         kinds = synthetic.language().kind_of_word[token]
-        value, low, high = ratio_interval(per_sequence(best), trials)
-        result["ceiling"] = value
+        result["ceiling"] = ratio_interval(per_sequence(best), trials).value
         result["by_kind"] = {
             name: {
                 "share": float((kinds == k).mean()),

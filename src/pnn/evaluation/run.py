@@ -1,10 +1,15 @@
-"""Evaluate a run or checkpoint: on the validation text of its own config, and on any other text."""
+"""Evaluate a run or checkpoint: on the validation text of its own config, and on any other text.
+
+A run folder keeps what is measured: evaluation.json; beside it evaluation_by_sequence.json, by which a report pairs runs; and
+what was measured another way in files that say so: evaluation_num_steps_6.json, evaluation_stride_256.json.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,11 +23,12 @@ from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
 from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint
-from pnn.files import write_json
+from pnn.files import write_json, write_text
 from pnn.memory import out_of_memory_says
 from pnn.models.base import parts_of
 from pnn.models.loading import check_num_steps, load_any
 from pnn.models.registry import kind_of
+from pnn.results import CausalText, Evaluation, MaskedText, SequenceTotals
 
 
 def evaluate_run(
@@ -34,9 +40,9 @@ def evaluate_run(
     stride: int | None = None,
     batch_tokens: int | None = None,
     device: str | None = None,
-) -> dict[str, Any]:
-    """Evaluate RUN's best checkpoint. A run folder is evaluated on its validation text and its config's sets and gets an
-    evaluation.json; `sets` adds to them. A bare checkpoint needs `sets`."""
+) -> Evaluation:
+    """Evaluate RUN's best checkpoint. A run folder is evaluated on its validation text and its config's sets and keeps the
+    result; `sets` adds to them. A bare checkpoint needs `sets`."""
     loaded = load_any(run, device=device)
     kind = kind_of(loaded.model)
     if kind.causal:
@@ -57,7 +63,7 @@ def evaluate_run(
     settings = config.evaluation if config is not None else EvaluationConfig()
     batch = batch_tokens or settings.batch_tokens
 
-    def measure(tokens: Any, sequences: Any) -> dict[str, Any]:
+    def measure(tokens: Any, sequences: Any) -> MaskedText | CausalText:
         with out_of_memory_says(lambda: smaller_batches("evaluate", run, batch)):
             if kind.causal:
                 return evaluate_causal(
@@ -83,17 +89,27 @@ def evaluate_run(
     }
     if folder is not None:
         result |= measure(*run_tokens.held_out(folder, data, tokenizer, progress))
+    totals: SequenceTotals | None = result.pop("by_sequence", None)
     wanted = settings.sets | (sets or {})
     if not wanted and config is None:
         raise UserError(f"{runs.without_text(run, checkpoint)}: say what to evaluate on with --data")
     for name, chosen in wanted.items():
         treatment = replace(data, undo_wikitext_marks=chosen.undo_wikitext_marks)
         tokens = prepare_source(open_source(chosen.source, treatment, "validation"), tokenizer, treatment, progress)
-        result.setdefault("sets", {})[name] = measure(tokens, np.arange(len(tokens)))
-    if folder is not None and Path(run).resolve() == folder and num_steps is None and stride is None:
-        held = folder / "evaluation.json"
+        one = measure(tokens, np.arange(len(tokens)))
+        del one["by_sequence"]
+        result.setdefault("sets", {})[name] = one
+    if folder is not None and Path(run).resolve() == folder:
+        another_way = {"num_steps": num_steps, "stride": stride}
+        _keep(folder, result, totals, "".join(f"_{key}_{value}" for key, value in another_way.items() if value is not None))
+    return cast(Evaluation, result)
+
+
+def _keep(folder: Path, result: dict[str, Any], totals: SequenceTotals | None, another_way: str) -> None:
+    held = folder / f"evaluation{another_way}.json"
+    if not another_way:
         before = runs.read_json(held) if held.exists() else {}
         if before.get("tasks", {}).get("checkpoint") == result["checkpoint"]:  # measured by another command: it still holds
             result["tasks"] = before["tasks"]
-        write_json(held, result)
-    return result
+        write_text(folder / runs.BY_SEQUENCE, json.dumps(totals, separators=(",", ":")) + "\n")  # on one line: small
+    write_json(held, result)

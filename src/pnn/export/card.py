@@ -17,19 +17,13 @@ from pnn.export.changes import Changes
 from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
 from pnn.models.registry import AUTO_CLASSES, kind_of, sentence
+from pnn.numbers import bare_per_cent, interval, per_cent, points
 from pnn.plasticity.heads import heads, original_counts
 from pnn.plasticity.models import HISTORY, Plastic
+from pnn.results import Evaluation, texts_of
 from pnn.runs import is_cycle, read_config, read_json
 
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for what is no matrix of a block)"}
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def between(interval: list[float]) -> str:
-    return f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}"
 
 
 def model_card(exported: Exported, *, remote_code: bool, onnx_steps: int | None, licence: str | None) -> str:
@@ -64,7 +58,7 @@ class Known:
         run = exported.run
         self.is_reorganised = isinstance(exported.model, Plastic)
         self.run: RunConfig | None = read_config(run) if run is not None and (run / "config.yaml").exists() else None
-        self.evaluation = self._read("evaluation.json")
+        self.evaluation: Evaluation | None = self._read("evaluation.json")
         self.tuned = self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
         self.environment = self._read("environment.json")
         self.plasticity: Cycle | Changes | None = None
@@ -73,7 +67,7 @@ class Known:
         elif (Path(exported.checkpoint) / HISTORY).exists():
             self.plasticity = Changes(Path(exported.checkpoint))
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, name: str) -> Any:
         run = self.exported.run
         return read_json(run / name) if run is not None and (run / name).exists() else None
 
@@ -176,21 +170,20 @@ class Known:
             return self.plasticity.results(causal=self.kind.causal)
         if self.evaluation is None:
             return "Not measured by this run."
-        sets = {"validation": self.evaluation} if "accuracy" in self.evaluation else {}
-        sets |= self.evaluation.get("sets", {})
+        sets = texts_of(self.evaluation)
         lines = []
         if self.kind.causal:
             lines += ["| text | loss | 95 % interval | perplexity by token | bits a byte |", "|---|---|---|---|---|"]
             for name, one in sets.items():
-                low, high = one["loss_interval"]
-                cells = (public(name), f"{one['loss']:.4f}", f"{low:.4f}–{high:.4f}", f"{one['perplexity']:.2f}")
+                between = interval(one["loss_interval"], 4, scale=1)
+                cells = (public(name), f"{one['loss']:.4f}", between, f"{one['perplexity']:.2f}")
                 lines.append(f"| {' | '.join(cells)} | {one['bits_per_byte']:.3f} |")
         else:
             lines += ["Masked tokens that are predicted right:", "", "| text | accuracy | 95 % interval |", "|---|---|---|"]
             for name, one in sets.items():
-                lines.append(f"| {public(name)} | {percent(one['accuracy'])} | {between(one['accuracy_interval'])} |")
+                lines.append(f"| {public(name)} | {per_cent(one['accuracy'])} | {interval(one['accuracy_interval'])} |")
             if self.kind.has_steps and "validation" in sets:
-                steps = " → ".join(f"{100 * value:.1f}" for value in self.evaluation["accuracy_by_step"])
+                steps = " → ".join(map(bare_per_cent, sets["validation"]["accuracy_by_step"]))
                 lines += ["", f"After each refinement step, from 0: {steps}."]
         return "\n".join(lines)
 
@@ -200,15 +193,14 @@ class Known:
         lines = ["| on the dev set | value | majority class | bag of words |", "|---|---|---|---|"]
         for name, value in self.tuned["metrics"].items():
             others = (baselines[which][name] for which in ("majority", "bag_of_words"))
-            lines.append(f"| {name} | {percent(value)} | {' | '.join(percent(other) for other in others)} |")
-        interval = between(self.tuned["score_interval"])
+            lines.append(f"| {name} | {per_cent(value)} | {' | '.join(map(per_cent, others))} |")
         text = f"Mean of {len(self.tuned['seeds'])} seed(s). {self.tuned['score_is'].removeprefix('dev ')}: "
-        text += f"{percent(self.tuned['score'])}, 95 % interval over dev examples {interval}"
+        text += f"{per_cent(self.tuned['score'])}, 95 % interval over dev examples {interval(self.tuned['score_interval'])}"
         if self.tuned["score_std"] is not None:
-            text += f", standard deviation between seeds {100 * self.tuned['score_std']:.1f} points"
+            text += f", standard deviation between seeds {points(self.tuned['score_std'])}"
         lines += ["", text + "."]
         if "score_by_step" in self.tuned:
-            steps = " → ".join(f"{100 * value:.1f}" for value in self.tuned["score_by_step"])
+            steps = " → ".join(map(bare_per_cent, self.tuned["score_by_step"]))
             lines += ["", f"Read after each refinement step, from 0: {steps}."]
         return "\n".join(lines)
 
@@ -227,10 +219,10 @@ class Known:
                 baseline = self.tuned["baselines"][which]["score"]
                 if low <= baseline:
                     what = "not better than" if high < baseline else "not shown to be better than"
-                    found.append(f"It is {what} the baseline {which.replace('_', ' ')} ({percent(baseline)}).")
+                    found.append(f"It is {what} the baseline {which.replace('_', ' ')} ({per_cent(baseline)}).")
             unknown = self.tuned["data"]["unknown_tokens"]
             if unknown > 0:
-                found.append(f"{percent(unknown)} of the training set's tokens are not in its vocabulary.")
+                found.append(f"{per_cent(unknown)} of the training set's tokens are not in its vocabulary.")
         elif self.plasticity is not None:
             found += self.plasticity.limits()
         elif self.evaluation is not None:

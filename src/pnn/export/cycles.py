@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pnn.errors import UserError
+from pnn.numbers import per_cent
+from pnn.results import CycleRecord
 from pnn.runs import read_json, read_metrics
 
 # What is measured in a round, in this order, and the word for it
@@ -67,7 +69,7 @@ class Cycle:
         assert self.initial is not None
         if pruned["loss"] <= self.initial["loss"]:
             return f"In round {final['cycle']} the pruned model was no worse than the one before the cycle."
-        back = f"{100 * final['recovery']:.0f} %"
+        back = per_cent(final["recovery"], 0)
         return (
             f"In round {final['cycle']}, {back} of what the pruned model had lost against the one before the cycle came back."
         )
@@ -80,7 +82,7 @@ class Cycle:
         ]
 
 
-def _until(records: list[dict[str, Any]], checkpoint: str) -> list[dict[str, Any]]:
+def _until(records: list[CycleRecord], checkpoint: str) -> list[CycleRecord]:
     """The records that tell how this checkpoint came about; later ones are of other models."""
     named = re.fullmatch(r"round-(\d+)-(pruned|grown|learned)", checkpoint)
     if named is not None:
@@ -94,7 +96,7 @@ def _until(records: list[dict[str, Any]], checkpoint: str) -> list[dict[str, Any
     ]
 
 
-def _row(name: str, record: dict[str, Any]) -> str:
+def _row(name: str, record: CycleRecord) -> str:
     interval = record.get("loss_interval")
     between = "not known" if interval is None else "–".join(f"{math.exp(min(end, 700.0)):,.2f}" for end in interval)
     heads = f"{record['heads']} of {record['original_heads']}"

@@ -11,14 +11,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from pnn.figures.numbers import bare_per_cent, per_cent
-from pnn.figures.results import Json
 from pnn.figures.style import INK, SMALL, WIDTH, colours, ink_on, label_ends, per_cent_axis, short_name, styled, tint
 from pnn.kinds import of_result
+from pnn.numbers import bare_per_cent, per_cent
+from pnn.results import Accuracy, MaskedEvaluation
 
 
 @styled
-def accuracy_by_step(evaluations: Mapping[str, Json]) -> Figure:
+def accuracy_by_step(evaluations: Mapping[str, MaskedEvaluation]) -> Figure:
     """Left from the embeddings on, right from step 1 on, enlarged. A BERT baseline is a line at its final accuracy: its
     layers are not steps, and its head was trained for the last one only."""
     figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
@@ -49,7 +49,7 @@ def accuracy_by_step(evaluations: Mapping[str, Json]) -> Figure:
     return figure
 
 
-def _step_line(axes: Axes, evaluation: Json, first: int, aside: float, colour: str) -> None:
+def _step_line(axes: Axes, evaluation: MaskedEvaluation, first: int, aside: float, colour: str) -> None:
     values = np.array(evaluation["accuracy_by_step"][first:])
     low, high = np.array(evaluation["accuracy_by_step_interval"][first:]).T
     spread = np.stack((values - low, high - values))
@@ -57,7 +57,7 @@ def _step_line(axes: Axes, evaluation: Json, first: int, aside: float, colour: s
     axes.errorbar(at, values, spread, color=colour, marker="o", ms=4.5, lw=1.8, elinewidth=1.2, capsize=2.5)
 
 
-def _ceilings(evaluations: Mapping[str, Json]) -> list[tuple[float, str]]:
+def _ceilings(evaluations: Mapping[str, MaskedEvaluation]) -> list[tuple[float, str]]:
     """Each best possible accuracy once, and whose it is if the runs were measured on different text."""
     found: dict[float, str] = {}
     for name, evaluation in evaluations.items():
@@ -67,7 +67,7 @@ def _ceilings(evaluations: Mapping[str, Json]) -> list[tuple[float, str]]:
 
 
 @styled
-def accuracy_by_kind(evaluations: Mapping[str, Json]) -> Figure:
+def accuracy_by_kind(evaluations: Mapping[str, MaskedEvaluation]) -> Figure:
     """For each kind of word a pale bar after step 1 and a full one after the last step; BERT baselines have only the latter.
     A black line over a run's bars is the best possible there."""
     colour = colours(evaluations)
@@ -106,12 +106,12 @@ def accuracy_by_kind(evaluations: Mapping[str, Json]) -> Figure:
     return figure
 
 
-def _bars_of(evaluation: Json) -> int:
+def _bars_of(evaluation: MaskedEvaluation) -> int:
     return 2 if of_result(evaluation).has_steps and evaluation["num_steps"] > 1 else 1
 
 
-def _bar(axes: Axes, left: float, width: float, measured: Json, step: int, colour: str, bars: int) -> None:
-    value: float = measured["accuracy_by_step"][step]
+def _bar(axes: Axes, left: float, width: float, measured: Accuracy, step: int, colour: str, bars: int) -> None:
+    value = measured["accuracy_by_step"][step]
     low, high = _clipped(measured["accuracy_by_step_interval"][step])
     axes.bar(left, value, width * 0.92, align="edge", color=colour)
     middle = left + width * 0.46

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pnn.errors import UserError
-from pnn.figures.results import Json
 from pnn.kinds import OURS, of_result
+from pnn.results import Json
 
 
 @dataclass(frozen=True)

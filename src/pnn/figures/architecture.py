@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from pnn.figures.anatomy import Anatomy, anatomy
-from pnn.figures.numbers import per_cent, short_count
-from pnn.figures.results import Json
 from pnn.figures.style import INK, NORMAL, QUIET, SMALL, colours, ink_on, short_name, styled, tint
 from pnn.kinds import of_result
+from pnn.numbers import per_cent, short_count
+from pnn.results import Json, MaskedEvaluation
 
 # Inches: one axes unit is one inch, so that boxes and letters keep their proportions for any number of steps
 COLUMN, BOX_LEFT, BOX_RIGHT, READ_LEFT = 3.2, 0.55, 2.45, 2.55
@@ -29,7 +29,7 @@ NEUTRAL = "#ececec"
 
 
 @styled
-def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, Json] | None = None) -> Figure:
+def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, MaskedEvaluation] | None = None) -> Figure:
     """`configs`: config.json of each model by name. With evaluations, sizes stand in the boxes and accuracies beside them."""
     evaluations = evaluations or {}
     bodies = {name: anatomy(config) for name, config in configs.items()}
@@ -48,7 +48,7 @@ def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, Json] | 
     return figure
 
 
-def _draw_model(axes: Axes, name: str, body: Anatomy, colour: str, evaluation: Json | None) -> None:
+def _draw_model(axes: Axes, name: str, body: Anatomy, colour: str, evaluation: MaskedEvaluation | None) -> None:
     steps = len(body.schedule)
     centres = [FOOTER + (index + 0.5) * PITCH for index in range(steps + 2)]
     counted = {} if evaluation is None else evaluation.get("anatomy", {})  # results of an older version have no sizes
@@ -122,7 +122,7 @@ def _reuse_arrow(axes: Axes, below: float, above: float, colour: str) -> None:
     )
 
 
-def _readings(axes: Axes, centres: list[float], evaluation: Json) -> None:
+def _readings(axes: Axes, centres: list[float], evaluation: MaskedEvaluation) -> None:
     """The accuracy if the head reads the state at this height. Grey where the head was never trained to."""
     accuracies = evaluation["accuracy_by_step"]
     trained = of_result(evaluation).has_steps

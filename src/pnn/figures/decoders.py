@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from pnn.figures.numbers import count
-from pnn.figures.results import Json
 from pnn.figures.style import SMALL, WIDTH, colours, label_ends, short_name, styled, tint
 from pnn.figures.training import running_mean, series
+from pnn.numbers import count
+from pnn.results import Json
 
 
 @styled

@@ -3,43 +3,46 @@ picture; the reason beside it follows from the same intervals."""
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from pnn.figures.marks import BLUE, CONTROL
-from pnn.figures.numbers import estimate
-from pnn.figures.results import Json
 from pnn.figures.style import INK, NORMAL, QUIET, SMALL, WIDTH
+from pnn.numbers import estimate
+from pnn.results import EstimateJson, Finding, Json
+from pnn.stats import Estimate
 
 LINE = 116  # letters of the small size across a figure
 STRIP = 1.6  # inches
 
 
-def reason(found: Json) -> str:
+def reason(found: Finding) -> str:
     """Why the verdict is what it is, from the intervals."""
-    margin, effect, beyond = found["margin"], found["effect"], found.get("effect_beyond_control")
+    margin, effect = found["margin"], Estimate.from_json(found["effect"])
+    beyond = Estimate.from_json(found["effect_beyond_control"]) if "effect_beyond_control" in found else None
     least = "zero" if margin == 0 else f"the margin of {margin:g}"
-    if effect["value"] is None:
+    if math.isnan(effect.value):
         return "the effect could not be measured: a group has no members"
-    if None in effect["interval"] or (beyond is not None and None in beyond["interval"]):
+    if any(math.isnan(end) for end in (*effect, *(beyond or ()))):
         return "no interval could be computed"
-    if effect["interval"][1] <= margin:
+    if effect.high <= margin:
         return f"the effect's interval lies below {least}"
-    if beyond is not None and beyond["interval"][1] <= 0:
+    if beyond is not None and beyond.high <= 0:
         return "the effect is not larger than the control's"
-    if effect["interval"][0] <= margin:
+    if effect.low <= margin:
         return f"the effect's interval includes {least}"
-    if beyond is not None and beyond["interval"][0] <= 0:
+    if beyond is not None and beyond.low <= 0:
         return "the effect cannot be told from the control's"
     return f"the effect's interval lies above {least}" + ("" if beyond is None else " and above its control")
 
 
-def compared(found: Json) -> list[tuple[str, str, Json]]:
+def compared(found: Finding) -> list[tuple[str, str, EstimateJson]]:
     """What stands beside the effect: its role, what it is, its estimate. A control enters the verdict, a comparison
     does not."""
     if "control" in found:
@@ -49,14 +52,14 @@ def compared(found: Json) -> list[tuple[str, str, Json]]:
     return []
 
 
-def verdict_line(found: Json) -> str:
+def verdict_line(found: Finding) -> str:
     if "not_done" in found:
         return f"Not done: {found['hypothesis']}. Because {found['not_done']}."
     beside = "".join(f"; {role} {estimate(value)}" for role, _, value in compared(found))
     return f"{found['verdict'].capitalize()}: {found['hypothesis']}. Effect {estimate(found['effect'])}{beside}."
 
 
-def write_verdicts(figure: Figure, findings: Json) -> None:
+def write_verdicts(figure: Figure, findings: Mapping[str, Finding]) -> None:
     """One line or two a finding, under all panels."""
     lines = [textwrap.fill(verdict_line(found), LINE, subsequent_indent="    ") for found in findings.values()]
     if lines:
@@ -74,14 +77,14 @@ def panels_and_strip(
     panels = top.subplots(rows, len(widths), width_ratios=widths, squeeze=False)
     if keys:
         top.legend(handles=list(keys), loc="outside upper center", ncols=len(keys))
-    strip(bottom, found)
+    strip(bottom, cast(Finding, found))
     return figure, list(panels.flat)
 
 
-def strip(figure: SubFigure, found: Json) -> None:
+def strip(figure: SubFigure, found: Finding) -> None:
     """Effect and control side by side with zero and the margin that the effect has to pass, and the verdict."""
     axes = figure.subplots()
-    rows: list[tuple[str, Json, str]] = [("effect", found["effect"], BLUE)]
+    rows: list[tuple[str, EstimateJson, str]] = [("effect", found["effect"], BLUE)]
     rows += [(f"{role}: {what}", value, CONTROL) for role, what, value in compared(found)]
     for place, (_, value, colour) in enumerate(rows):
         ink = colour if place == 0 else QUIET
@@ -106,5 +109,5 @@ def strip(figure: SubFigure, found: Json) -> None:
     figure.supxlabel(_sentence(found), x=0.01, ha="left", fontsize=SMALL, color=INK)
 
 
-def _sentence(found: Json) -> str:
+def _sentence(found: Finding) -> str:
     return textwrap.fill(f"{found['verdict'].capitalize()}: {reason(found)}.", LINE)

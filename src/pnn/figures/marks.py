@@ -16,10 +16,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from pnn.figures.numbers import count, signed
-from pnn.figures.results import Json
 from pnn.figures.style import INK, PALETTE, SMALL, ink_on
 from pnn.kinds import of_result
+from pnn.numbers import count, written
+from pnn.results import EstimateJson, Json
 
 Array = NDArray[np.float64]
 
@@ -36,14 +36,14 @@ def floats(values: Iterable[float | None]) -> Array:
     return np.array([np.nan if value is None else value for value in values], dtype=float)
 
 
-def estimates(found: Sequence[Json]) -> tuple[Array, Array]:
+def estimates(found: Sequence[EstimateJson]) -> tuple[Array, Array]:
     """Values (n,) and how far their intervals reach down and up (2, n)."""
     values = floats(one["value"] for one in found)
     low, high = (floats(one["interval"][end] for one in found) for end in (0, 1))
     return values, np.stack((np.maximum(values - low, 0), np.maximum(high - values, 0)))
 
 
-def line(axes: Axes, at: Sequence[float] | NDArray[Any], found: Sequence[Json], colour: str, **looks: Any) -> None:
+def line(axes: Axes, at: Sequence[float] | NDArray[Any], found: Sequence[EstimateJson], colour: str, **looks: Any) -> None:
     """A line with whiskers. A control is drawn by `**PALE`."""
     values, reach = estimates(found)
     defaults: dict[str, Any] = {"marker": "o", "ms": 4.5, "lw": 1.6, "elinewidth": 1.0, "capsize": 2.5}
@@ -53,14 +53,16 @@ def line(axes: Axes, at: Sequence[float] | NDArray[Any], found: Sequence[Json], 
 PALE: dict[str, Any] = {"ls": (0, (4, 2)), "lw": 1.2, "ms": 4.0, "mfc": "white", "elinewidth": 0.8, "capsize": 2.0}
 
 
-def dots(axes: Axes, at: Sequence[float], found: Sequence[Json], colour: str | Sequence[str], **looks: Any) -> None:
+def dots(axes: Axes, at: Sequence[float], found: Sequence[EstimateJson], colour: str | Sequence[str], **looks: Any) -> None:
     """Separate estimates: no line says that there is something between them."""
     shades = [colour] * len(found) if isinstance(colour, str) else colour
     for place, one, shade in zip(at, found, shades, strict=True):
         line(axes, [place], [one], shade, **{"ls": "none", "ms": 5.5, **looks})
 
 
-def bars(axes: Axes, at: Sequence[float] | NDArray[Any], found: Sequence[Json], colour: Any, width: float = 0.62) -> None:
+def bars(
+    axes: Axes, at: Sequence[float] | NDArray[Any], found: Sequence[EstimateJson], colour: Any, width: float = 0.62
+) -> None:
     values, reach = estimates(found)
     axes.bar(at, values, width, color=colour)
     axes.errorbar(at, values, reach, color=INK, ls="none", elinewidth=0.9, capsize=2)
@@ -73,14 +75,14 @@ def stacked_rows(axes: Axes, rows: Mapping[str, Sequence[float]], colours: Seque
         for share, colour in zip(shares, colours, strict=True):
             axes.barh(place, share, 0.7, left, color=colour, edgecolor="white", linewidth=0.6)
             if share >= least:
-                text = signed(100 * share, 0)
+                text = written(100 * share, 0)
                 axes.text(left + share / 2, place, text, ha="center", va="center", fontsize=SMALL, color=ink_on(colour))
             left += share
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.5))
     axes.grid(False)
     axes.spines["left"].set_visible(False)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: signed(100 * value, 0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(100 * value, 0)))
 
 
 # Axes ------------------------------------------------------------------------------------------------------------------

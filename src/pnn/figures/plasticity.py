@@ -15,23 +15,23 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.ticker import MaxNLocator
 
 from pnn.figures.marks import BLUE, GREEN, ORANGE, PINK
-from pnn.figures.numbers import signed
-from pnn.figures.results import Json
 from pnn.figures.style import INK, NORMAL, QUIET, SMALL, WIDTH, ink_on, short_name, styled, tint
+from pnn.numbers import written
+from pnn.results import CycleRecord
 
 PRESENT, GONE, NEW, ABSENT = BLUE, ORANGE, GREEN, "#efefef"
 ROUNDS_IN_WORDS = 3  # beside a phase of the circle; of more rounds the first and the last ones stand there
 
-Records = Sequence[Json]
+Records = Sequence[CycleRecord]
 
 
-def of_phase(records: Records, phase: str) -> list[Json]:
+def of_phase(records: Records, phase: str) -> list[CycleRecord]:
     return [record for record in records if record["phase"] == phase]
 
 
 def figure_of(number: float) -> str:
     """A perplexity in as many digits as it needs."""
-    return signed(number, 2 if number < 100 else 1 if number < 1000 else 0)
+    return written(number, 2 if number < 100 else 1 if number < 1000 else 0)
 
 
 # The circle -------------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def _beside(axes: Axes, x: float, y: float, size: float, angle: float, lines: li
         axes.text(at, height, line, ha=side, va="center", fontsize=SMALL, color=INK)
 
 
-def _lines(records: Records, phase: str, rounds: int, words: Callable[[Json], str]) -> list[str]:
+def _lines(records: Records, phase: str, rounds: int, words: Callable[[CycleRecord], str]) -> list[str]:
     rows = of_phase(records, phase)
     if rounds == 1:
         return words(rows[0]).split("; ")
@@ -114,22 +114,22 @@ def _lines(records: Records, phase: str, rounds: int, words: Callable[[Json], st
     return ["perplexity", *lines] if said[0].startswith("perplexity ") else lines
 
 
-def _pruned(row: Json) -> str:
+def _pruned(row: CycleRecord) -> str:
     return f"−{_heads(row['heads_pruned'])}; by {_plain(row['pruning_strategy'])}"
 
 
-def _measured(row: Json) -> str:
-    share = f"{'+' if row['perplexity_change'] > 0 else ''}{signed(row['perplexity_change_percent'], 1)} %"
+def _measured(row: CycleRecord) -> str:
+    share = f"{written(row['perplexity_change_percent'], 1, plus=True)} %"
     return f"perplexity {figure_of(row['pruned_perplexity'])}; {share}"
 
 
-def _grown(row: Json) -> str:
+def _grown(row: CycleRecord) -> str:
     return f"+{_heads(row['heads_added'])}; by {_plain(row['growth_strategy'])}" if row["heads_added"] else "nothing"
 
 
-def _learned(row: Json) -> str:
+def _learned(row: CycleRecord) -> str:
     # learning on this text may help more than pruning hurt; how many times more says nothing about pruning
-    back = f"; recovery {signed(100 * row['recovery'], 0)} %" if 0 < row["recovery"] <= 1 else ""
+    back = f"; recovery {written(100 * row['recovery'], 0)} %" if 0 < row["recovery"] <= 1 else ""
     back = "; better than before" if row["perplexity_change_from_initial"] < 0 else back
     return f"perplexity {figure_of(row['final_perplexity'])}{back}"
 

@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from pnn.figures.marks import AMBER, BLUE, CONTROL, GREEN, MARKERS, ORANGE, PINK, SKY, dots, estimates, line
-from pnn.figures.numbers import signed
-from pnn.figures.results import Json
 from pnn.figures.style import INK, QUIET, SMALL, WIDTH, ink_on, short_name, styled
+from pnn.numbers import written
+from pnn.results import Json
 
 COLUMNS = 2  # panels side by side
 METHODS = {
@@ -151,7 +151,7 @@ def ratios(result: Json) -> Figure:
         for y, row in enumerate(values):
             for x, value in enumerate(row):
                 colour = ink_on(_hex((value - low) / (high - low)))
-                axes.text(x, y, f"{'+' if value >= 0 else ''}{signed(100 * value, 1)}", ha="center", va="center", color=colour)
+                axes.text(x, y, written(100 * value, 1, plus=True), ha="center", va="center", color=colour)
         axes.set_xticks(range(len(gone)), [f"{100 * share:g}" for share in gone])
         axes.set_yticks(range(len(new)), [f"{100 * share:g}" for share in new] if place % COLUMNS == 0 else [""] * len(new))
         axes.grid(False)

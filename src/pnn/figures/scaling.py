@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from pnn.errors import UserError
-from pnn.figures.numbers import short_count
-from pnn.figures.results import Json
 from pnn.figures.style import INK, QUIET, SMALL, WIDTH, colours, short_name, styled, tint
+from pnn.numbers import short_count
+from pnn.results import Json
 
 # What is varied, the panel's title, and its place on the axis
 PANELS: tuple[tuple[str, str, Callable[[Json], float]], ...] = (

@@ -19,7 +19,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from pnn.figures.numbers import bare_per_cent
+from pnn.numbers import bare_per_cent
 
 P = ParamSpec("P")
 

@@ -11,9 +11,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from pnn.figures.numbers import count, short_count
-from pnn.figures.results import Json, median_speed
 from pnn.figures.style import INK, SMALL, WIDTH, colours, per_cent_axis, short_name, styled, tint
+from pnn.numbers import count, short_count
+from pnn.results import Json, Measured, median_speed
 
 LOG_FROM = 8.0  # a loss that falls by more than this factor is drawn on a logarithmic axis
 
@@ -74,7 +74,7 @@ def _plain_log_axis(axes: Axes) -> None:
 
 
 @styled
-def speed(evaluations: Mapping[str, Json], metrics: Mapping[str, Sequence[Json]]) -> Figure:
+def speed(evaluations: Mapping[str, Measured], metrics: Mapping[str, Sequence[Json]]) -> Figure:
     """Parameters and training speed of each run, as bars from zero."""
     names = list(evaluations)
     speeds = {name: median_speed(metrics[name]) or 0.0 for name in names}

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pnn.finetuning.tasks import Task
+from pnn.stats import middle
 
 Numbers = NDArray[np.float64]
 Groups = NDArray[np.int64]
@@ -119,9 +120,8 @@ def interval(task: Task, runs: list[dict[str, dict[str, Any]]], draws: int = 500
                 chosen[name] = (generator.integers(0, len(one["labels"]), len(one["labels"])), None)
             else:
                 chosen[name] = _draw_units(units, generator)
-        drawn.append(np.mean([score(measure_sets(task, _drawn(sets, chosen))) for sets in runs]))
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return [float(low), float(high)]
+        drawn.append(float(np.mean([score(measure_sets(task, _drawn(sets, chosen))) for sets in runs])))
+    return list(middle(drawn))
 
 
 def _draw_units(units: Groups, generator: np.random.Generator) -> tuple[NDArray[np.int64], Groups]:

@@ -12,18 +12,18 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pnn.figures.findings import compared, reason, verdict_line
-from pnn.figures.numbers import INTERVAL, count, estimate
-from pnn.figures.results import Json
 from pnn.figures.studies import figure_of
+from pnn.numbers import INTERVAL, count, estimate
 from pnn.report.loading import Run
 from pnn.report.markup import Html, cell, join, section, table, tag
 from pnn.report.verdict import text_name
+from pnn.results import EstimateJson, Finding, Json
 from pnn.studies.registry import Analysis, Experiment, analyses, experiments, findings
 
 Draw = Callable[[Figure, str, str], Html]  # a figure, its file's name, and what it shows in words
 
 
-def analysis_section(run: Run, draw: Draw) -> Html | None:
+def analysis_section(run: Run[Any], draw: Draw) -> Html | None:
     """All that was analysed of this run; None if nothing was."""
     parts = [_part(name, about, result, draw) for name, about, result in _results(run) if "not_done" not in result]
     if not parts:
@@ -31,7 +31,7 @@ def analysis_section(run: Run, draw: Draw) -> Html | None:
     return section(f"What happens inside {run.name}?", tag("p", _intro(run)), verdicts_table(run), *parts)
 
 
-def _results(run: Run) -> Iterator[tuple[str, Analysis, Json]]:
+def _results(run: Run[Any]) -> Iterator[tuple[str, Analysis, Json]]:
     """What is there: the analyses, then the experiments."""
     for name, about in (analyses() | experiments()).items():
         found = run.evidence.get(about.key) if isinstance(about, Experiment) else run.analyses.get(name)
@@ -39,7 +39,7 @@ def _results(run: Run) -> Iterator[tuple[str, Analysis, Json]]:
             yield name, about, found
 
 
-def _intro(run: Run) -> str:
+def _intro(run: Run[Any]) -> str:
     heads = [*run.analyses.values(), *([run.evidence["about"]] if run.evidence else [])]
     texts = dict.fromkeys(
         f"checkpoint {head['checkpoint']}, {count(head['sequences'])} sequences of {text_name(head['source'])}"
@@ -55,7 +55,7 @@ def _intro(run: Run) -> str:
     )
 
 
-def verdicts_table(run: Run) -> Html:
+def verdicts_table(run: Run[Any]) -> Html:
     """A row a hypothesis, those that could not be tested too."""
     rows: list[list[object]] = []
     for name, about, result in _results(run):
@@ -70,13 +70,13 @@ def verdicts_table(run: Run) -> Html:
     return tag("div", table(heads, rows, f"Small figures are the {INTERVAL}"), class_="verdicts")
 
 
-def _stacked(found: Json, what: str = "") -> Html:
+def _stacked(found: EstimateJson, what: str = "") -> Html:
     """The value; under it its interval, and what it is of."""
     value, _, interval = estimate(found).partition(" (")
     return join([value, *(tag("small", line) for line in (interval.rstrip(")"), what) if line)])
 
 
-def _class(found: Json) -> str:
+def _class(found: Finding) -> str:
     return str(found["verdict"]).replace(" ", "-")
 
 
@@ -89,7 +89,7 @@ def _part(name: str, about: Analysis, result: Json, draw: Draw) -> Html:
     return join([tag("h3", about.question), tag("p", about.picture), picture, *said])
 
 
-def _answer(found: Json) -> str:
+def _answer(found: Finding) -> str:
     """The verdict, what it is about, and the numbers that it follows from."""
     if "not_done" in found:
         return verdict_line(found)

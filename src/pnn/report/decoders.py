@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from pnn.figures.decoders import decoder_curves
-from pnn.figures.numbers import INTERVAL, count, per_cent
-from pnn.figures.results import Json
-from pnn.report.loading import Run
+from pnn.numbers import INTERVAL, count, interval, per_cent
+from pnn.report.loading import DecoderRun
 from pnn.report.markup import Html, html, join, section, tag
 from pnn.report.markup import table as html_table
 from pnn.report.settings import recipe_differences
-from pnn.report.verdict import NUMBER_WORDS, and_list, text_name
+from pnn.report.verdict import NUMBER_WORDS, above, always_guessing, and_list, pairing_note, text_name
+from pnn.results import same_targets
+from pnn.stats import Estimate, differs
 
 Draw = Callable[[Figure, str, str], Html]
-MEASURED = ("source", "text", "sequences", "context", "stride", "targets")  # what two losses must share to be compared
 
 
-def summary(runs: Sequence[Run]) -> Html:
+def summary(runs: Sequence[DecoderRun]) -> Html:
     """What was trained, how each does, and whether the best is ahead."""
     first = runs[0].evaluation
     judged = f"{count(first['targets'])} tokens of {count(first['sequences'])} held-out rows of {count(first['context'])}"
@@ -38,35 +38,31 @@ def summary(runs: Sequence[Run]) -> Html:
     return tag("p", join(sentences, " "), class_="lead")
 
 
-def _score(run: Run) -> Html:
+def _score(run: DecoderRun) -> Html:
     one = run.evaluation
-    low, high = one["loss_interval"]
     size = f" ({count(one['parameters'])} parameters) has a loss of "
-    rest = f" nats a token, {INTERVAL} {low:.3f} to {high:.3f}: a perplexity of {one['perplexity']:.2f}."
+    between = f"{INTERVAL} {interval(one['loss_interval'], 3, scale=1)}"
+    rest = f" nats a token, {between}: a perplexity of {one['perplexity']:.2f}. It gets {per_cent(one['accuracy'])} right"
+    guess = one.get("commonest")
+    rest += "." if guess is None else f"; {always_guessing(guess)}."
     return join([tag("b", run.name), size, tag("b", f"{one['loss']:.3f}"), rest])
 
 
-def comparable(runs: Sequence[Run]) -> bool:
-    first = runs[0].evaluation
-    return all(run.evaluation.get(key) == first.get(key) for run in runs for key in MEASURED)
-
-
-def _comparison(runs: Sequence[Run]) -> list[Html]:
+def _comparison(runs: Sequence[DecoderRun]) -> list[Html]:
     """Every run against the best."""
-    if not comparable(runs):
+    if not same_targets([run.evaluation for run in runs]):
         return [html("They were judged on different text or windows: their losses do not compare.")]
     best = min(runs, key=lambda run: float(run.evaluation["loss"]))
-    said = []
-    for run in runs:
-        if run is not best:
-            gap = run.evaluation["loss"] - best.evaluation["loss"]
-            half = math.hypot(*((r["loss_interval"][1] - r["loss_interval"][0]) / 2 for r in (run.evaluation, best.evaluation)))
-            rest = "." if gap > half else ", which the choice of text alone can make."
-            said.append(join([tag("b", best.name), f" is {gap:.3f} nats below ", tag("b", run.name), rest]))
+    others, said = [run for run in runs if run is not best], []
+    gaps = above(best, others, "loss", lambda e: Estimate(e["loss"], *e["loss_interval"]))
+    for run, gap in zip(others, gaps, strict=True):
+        between = f" ({INTERVAL} {interval((-gap)[1:], 3, scale=1)})"
+        rest = "." if differs(gap) else ", which the choice of text alone can make."
+        said.append(join([tag("b", best.name), f" is {-gap.value:.3f} nats below ", tag("b", run.name), between, rest]))
     return [*said, html("Each run is one seed; what holds for these runs need not hold for the architectures.")]
 
 
-def results_table(runs: Sequence[Run]) -> Html:
+def results_table(runs: Sequence[DecoderRun]) -> Html:
     columns: dict[str, list[object]] = {
         "parameters": [count(run.evaluation["parameters"]) for run in runs],
         "loss": [tag("b", f"{run.evaluation['loss']:.4f}") for run in runs],
@@ -84,7 +80,7 @@ def results_table(runs: Sequence[Run]) -> Html:
     return html_table(["run", *columns], rows)
 
 
-def sections(runs: Sequence[Run], draw: Draw) -> list[Html]:
+def sections(runs: Sequence[DecoderRun], draw: Draw) -> list[Html]:
     found = [_training(runs, draw)]
     if any(run.evaluation.get("sets") for run in runs):
         found.append(_other_sets(runs))
@@ -93,7 +89,7 @@ def sections(runs: Sequence[Run], draw: Draw) -> list[Html]:
     return found
 
 
-def _training(runs: Sequence[Run], draw: Draw) -> Html:
+def _training(runs: Sequence[DecoderRun], draw: Draw) -> Html:
     figure = decoder_curves({run.name: run.metrics for run in runs})
     reading = (
         "Pale lines are single updates, full ones their running mean. A curve that is still falling at the right would "
@@ -103,7 +99,7 @@ def _training(runs: Sequence[Run], draw: Draw) -> Html:
     return section("How did training go?", tag("p", reading), picture)
 
 
-def _other_sets(runs: Sequence[Run]) -> Html:
+def _other_sets(runs: Sequence[DecoderRun]) -> Html:
     rows = [
         [
             join([name, tag("small", text_name(one["source"]))]),
@@ -120,9 +116,9 @@ def _other_sets(runs: Sequence[Run]) -> Html:
     return section("And on other text?", html_table(heads, rows))
 
 
-def _tasks(runs: Sequence[Run]) -> Html:
+def _tasks(runs: Sequence[DecoderRun]) -> Html:
     """A row a task and number of examples, a column a run."""
-    measured: dict[str, Json] = {run.name: run.evaluation["tasks"]["shots"] for run in runs if run.evaluation.get("tasks")}
+    measured: dict[str, Any] = {run.name: run.evaluation["tasks"]["shots"] for run in runs if run.evaluation.get("tasks")}
     rows: list[list[object]] = []
     for shots in dict.fromkeys(shots for found in measured.values() for shots in found):
         names = dict.fromkeys(name for found in measured.values() for name in found.get(shots, {}).get("tasks", {}))
@@ -136,7 +132,7 @@ def _tasks(runs: Sequence[Run]) -> Html:
     return section("Which questions can it answer?", html_table(["task", *measured], rows), notes)
 
 
-def small_print(runs: Sequence[Run]) -> Html:
+def small_print(runs: Sequence[DecoderRun]) -> Html:
     one = runs[0].evaluation
     overlap = "do not overlap" if one["stride"] == one["context"] else f"overlap, and {one['stride']} tokens of each are scored"
     notes = [
@@ -145,4 +141,6 @@ def small_print(runs: Sequence[Run]) -> Html:
         "Intervals are 95 % and taken over windows. They cover the choice of text, not the luck of a training run.",
         "The checkpoint is the one with the lowest loss on this held-out text, which favours every run a little.",
     ]
+    if len(runs) > 1 and same_targets([run.evaluation for run in runs]):
+        notes.append(pairing_note(runs))
     return section("Small print", tag("ul", *(tag("li", note) for note in notes)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pnn import runs
 from pnn.config import RunConfig
@@ -13,20 +13,23 @@ from pnn.data.run_tokens import recorded
 from pnn.data.tally import Tally
 from pnn.errors import UserError
 from pnn.figures.anatomy import anatomy
-from pnn.figures.results import Json, median_speed
 from pnn.kinds import Kind, of_result
+from pnn.results import CausalEvaluation, Evaluation, Json, MaskedEvaluation, SequenceTotals, median_speed
 from pnn.studies.registry import analysis_names
+
+E = TypeVar("E", MaskedEvaluation, CausalEvaluation)
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Generic[E]):
     name: str
     config: RunConfig
     model: Json | None  # the checkpoint's config.json; results may be passed on without their checkpoints
     environment: Json
     metrics: list[Json]
-    evaluation: Json
+    evaluation: E
     seconds: float | None  # of training, without evaluation and saving
+    by_sequence: SequenceTotals | None = None  # of this evaluation; runs evaluated by older versions have none
     analyses: dict[str, Json] = field(default_factory=dict)  # analysis/<name>.json by name
     evidence: Json = field(default_factory=dict)  # experimental_results.json
     tokens: Json = field(default_factory=dict)  # tokens.json; runs of earlier versions have none
@@ -70,7 +73,7 @@ class Run:
             return self._describe_decoder()
         if self.can_be_drawn and self.model is not None:
             return f"{self.kind.family}, {anatomy(self.model).describe()}"
-        return f"{self.kind.family}, {self.evaluation['num_steps']} {self.kind.unit}s"
+        return f"{self.kind.family}, {self.evaluation.get('num_steps')} {self.kind.unit}s"
 
     def _describe_decoder(self) -> str:
         """In words: delta residual, 4 channels, channel compressor, 12 layers."""
@@ -82,25 +85,20 @@ class Run:
         return f"{model['residual'].replace('_', '-')} residual, {state}, {model['num_hidden_layers']} layers"
 
 
-def load_runs(folders: Sequence[Path]) -> list[Run]:
+MaskedRun = Run[MaskedEvaluation]
+DecoderRun = Run[CausalEvaluation]
+
+
+def load_runs(folders: Sequence[Path]) -> list[Run[Any]]:
     if not folders:
         raise UserError("a report needs at least one run folder")
-    names = _names([folder.resolve() for folder in folders])
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UserError("the same run folder was given twice")
+    names = runs.short_names([folder.resolve() for folder in folders])
     return [_load(folder, name) for folder, name in zip(folders, names, strict=True)]
 
 
-def _names(folders: list[Path]) -> list[str]:
-    """The folders' own names; with those above them as far as it takes to tell them apart."""
-    if len(set(folders)) < len(folders):
-        raise UserError("the same run folder was given twice")
-    parts, names = 1, [folder.name for folder in folders]
-    while len(set(names)) < len(names):
-        parts += 1
-        names = ["/".join(folder.parts[-parts:]) for folder in folders]
-    return names
-
-
-def _load(folder: Path, name: str) -> Run:
+def _load(folder: Path, name: str) -> Run[Any]:
     config = runs.read_config(folder)
     if not (folder / "evaluation.json").exists():
         raise UserError(f"{folder} has no evaluation.json: let its training finish, or run `pnn evaluate {folder}`")
@@ -118,12 +116,22 @@ def _load(folder: Path, name: str) -> Run:
         evaluation=evaluation,
         seconds=next((row["seconds"] for row in reversed(metrics) if "seconds" in row), None),
         analyses={name: found for name in analysis_names() if (found := _if_there(folder / "analysis" / f"{name}.json"))},
+        by_sequence=_totals(folder, evaluation),
         evidence=_if_there(folder / "experimental_results.json") or {},
         tokens=recorded(folder),
     )
 
 
-def _if_there(path: Path) -> dict[str, Any] | None:
+def _totals(folder: Path, evaluation: Evaluation) -> SequenceTotals | None:
+    """The sequences' totals, if they are those of this evaluation."""
+    totals: SequenceTotals | None = _if_there(folder / runs.BY_SEQUENCE)
+    if totals is None or sum(totals["targets"]) != evaluation["targets"]:
+        return None
+    right = sum(totals["correct"]) / evaluation["targets"]
+    return totals if abs(right - evaluation["accuracy"]) < 1e-9 else None
+
+
+def _if_there(path: Path) -> Any:
     return runs.read_json(path) if path.exists() else None
 
 

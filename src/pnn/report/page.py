@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -16,18 +17,18 @@ from pnn.errors import UserError
 from pnn.figures import style
 from pnn.figures.accuracy import accuracy_by_kind, accuracy_by_step
 from pnn.figures.architecture import architecture
-from pnn.figures.numbers import count, per_cent
-from pnn.figures.results import same_targets
 from pnn.figures.training import speed, training_curves
 from pnn.files import write_text
+from pnn.numbers import count, per_cent
 from pnn.report import decoders
 from pnn.report.analysis import analysis_section
 from pnn.report.corpus import corpus_note
-from pnn.report.loading import Run, load_runs
+from pnn.report.loading import DecoderRun, MaskedRun, Run, load_runs
 from pnn.report.markup import Html, image, join, section, tag
 from pnn.report.settings import settings_table
 from pnn.report.tables import kinds_tables, results_table, sets_table, steps_table
-from pnn.report.verdict import summary, title
+from pnn.report.verdict import pairing_note, summary, title
+from pnn.results import same_targets
 
 PIXELS_PER_INCH = 120  # on the page: figure text comes out a little smaller than the page's own
 
@@ -59,7 +60,7 @@ def _document(heading: str, body: Html) -> str:
     return "<!doctype html>\n" + tag("html", tag("head", head), tag("body", tag("main", body)), lang="en") + "\n"
 
 
-def _decoders(runs: Sequence[Run], pictures: Path) -> list[Html]:
+def _decoders(runs: Sequence[DecoderRun], pictures: Path) -> list[Html]:
     def draw(figure: Figure, name: str, description: str) -> Html:
         return _picture(figure, name, pictures, description)
 
@@ -74,7 +75,7 @@ def _decoders(runs: Sequence[Run], pictures: Path) -> list[Html]:
     ]
 
 
-def _masked(runs: Sequence[Run], pictures: Path) -> list[Html]:
+def _masked(runs: Sequence[MaskedRun], pictures: Path) -> list[Html]:
     sections = [
         summary(runs),
         results_table(runs),
@@ -91,7 +92,7 @@ def _masked(runs: Sequence[Run], pictures: Path) -> list[Html]:
     return [part for part in sections if part is not None]
 
 
-def _settings(runs: Sequence[Run]) -> Html:
+def _settings(runs: Sequence[Run[Any]]) -> Html:
     told = {run.name: " ".join(run.text_left_out()) for run in runs}
     if len(set(told.values())) == 1:  # the same text, or none that was counted
         texts = [tag("p", text) for text in set(told.values()) if text]
@@ -108,7 +109,7 @@ def _picture(figure: Figure, name: str, folder: Path, description: str) -> Html:
     return image(png, round(figure.get_figwidth() * PIXELS_PER_INCH), description)
 
 
-def _architecture(runs: Sequence[Run], pictures: Path) -> Html:
+def _architecture(runs: Sequence[MaskedRun], pictures: Path) -> Html:
     configs = {run.name: run.model for run in runs if run.model is not None}
     figure = architecture(configs, {run.name: run.evaluation for run in runs})
     reuse = "Same shade, same weights. " + (
@@ -122,7 +123,7 @@ def _architecture(runs: Sequence[Run], pictures: Path) -> Html:
     return section(heading, tag("p", reuse + reading), _picture(figure, "architecture", pictures, described))
 
 
-def _steps(runs: Sequence[Run], pictures: Path) -> Html | None:
+def _steps(runs: Sequence[MaskedRun], pictures: Path) -> Html | None:
     table = steps_table(runs)
     grey = "Grey in the table: the head was not trained to read there."
     if not any(run.is_refiner for run in runs):
@@ -143,7 +144,7 @@ def _steps(runs: Sequence[Run], pictures: Path) -> Html | None:
     return section("Does refining again help?", tag("p", reading + grey), picture, table)
 
 
-def _kinds(runs: Sequence[Run], pictures: Path) -> Html:
+def _kinds(runs: Sequence[MaskedRun], pictures: Path) -> Html:
     split = [run for run in runs if "by_kind" in run.evaluation]
     figure = accuracy_by_kind({run.name: run.evaluation for run in runs})
     reading = "Full bars are the accuracy at the end, black lines the best possible. "
@@ -156,12 +157,12 @@ def _kinds(runs: Sequence[Run], pictures: Path) -> Html:
     return section(heading, tag("p", reading), picture, kinds_tables(split), corpus_note())
 
 
-def _other_sets(runs: Sequence[Run]) -> Html:
+def _other_sets(runs: Sequence[MaskedRun]) -> Html:
     note = "The same checkpoints on further text, masked by the same rule. Of a BERT baseline only the last layer is shown."
     return section("And on other text?", tag("p", note), sets_table(runs))
 
 
-def _training(runs: Sequence[Run], pictures: Path) -> Html:
+def _training(runs: Sequence[MaskedRun], pictures: Path) -> Html:
     ceilings = {run.evaluation.get("ceiling") for run in runs}
     figure = training_curves({run.name: run.metrics for run in runs}, ceilings.pop() if len(ceilings) == 1 else None)
     reading = (
@@ -172,7 +173,7 @@ def _training(runs: Sequence[Run], pictures: Path) -> Html:
     return section("How did training go?", tag("p", reading), picture)
 
 
-def _cost(runs: Sequence[Run], pictures: Path) -> Html:
+def _cost(runs: Sequence[MaskedRun], pictures: Path) -> Html:
     figure = speed({run.name: run.evaluation for run in runs}, {run.name: run.metrics for run in runs})
     reading = (
         "Speed is the median over the logged stretches of training. It compares models only if all ran on the same machine "
@@ -182,7 +183,7 @@ def _cost(runs: Sequence[Run], pictures: Path) -> Html:
     return section("What did it cost?", tag("p", reading), picture)
 
 
-def _inside(run: Run, pictures: Path, *, alone: bool) -> Html | None:
+def _inside(run: Run[Any], pictures: Path, *, alone: bool) -> Html | None:
     """What was analysed of this run. Beside other runs its pictures carry its name."""
     before = "" if alone else f"{run.name.replace('/', '_')}_"
 
@@ -192,7 +193,7 @@ def _inside(run: Run, pictures: Path, *, alone: bool) -> Html | None:
     return analysis_section(run, draw)
 
 
-def _small_print(runs: Sequence[Run]) -> Html:
+def _small_print(runs: Sequence[MaskedRun]) -> Html:
     probabilities = ", ".join(sorted({per_cent(run.evaluation["mask_probability"], 0) for run in runs}))
     seeds = ", ".join(sorted({str(run.evaluation["mask_seed"]) for run in runs}))
     notes = [
@@ -205,8 +206,7 @@ def _small_print(runs: Sequence[Run]) -> Html:
     ]
     if len(runs) > 1:
         notes.append(
-            "Intervals of differences between runs treat them as independent. The runs saw the same masks, so these intervals "
-            "are too wide rather than too narrow."
+            pairing_note(runs)
             if same_targets([run.evaluation for run in runs])
             else "The runs were evaluated on different text or masks, so no differences between them are given."
         )
@@ -219,7 +219,7 @@ def _small_print(runs: Sequence[Run]) -> Html:
     return section("Small print", tag("ul", *(tag("li", note) for note in notes)))
 
 
-def _depth_notes(runs: Sequence[Run]) -> list[str]:
+def _depth_notes(runs: Sequence[MaskedRun]) -> list[str]:
     """For every pair of a baseline and a PNN, what is equal between them and what is not."""
     notes = []
     for baseline in (run for run in runs if not run.is_refiner):

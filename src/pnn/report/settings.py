@@ -12,7 +12,7 @@ from pnn.runs import FREE_ON_RESUME
 BOOKKEEPING = ("architectures", "transformers_version", "dtype", "model_type")  # of config.json: nothing about the model
 
 
-def recipe_differences(runs: Sequence[Run]) -> list[str]:
+def recipe_differences(runs: Sequence[Run[Any]]) -> list[str]:
     """Settings of data and training that could change the result and are not the same in all runs, with their values. The
     model is left out: to differ in it is the point of a comparison."""
     flat = [_flat({"data": c["data"], "training": c["training"]}) for c in (run.config.to_dict() for run in runs)]
@@ -21,7 +21,7 @@ def recipe_differences(runs: Sequence[Run]) -> list[str]:
     return [f"{key} ({', '.join(written)})" for key, written in values.items() if len(set(written)) > 1]
 
 
-def settings_table(runs: Sequence[Run]) -> Html:
+def settings_table(runs: Sequence[Run[Any]]) -> Html:
     parts = []
     for heading, each in _groups(runs).items():
         keys = list(dict.fromkeys(key for settings in each for key in settings))
@@ -32,7 +32,7 @@ def settings_table(runs: Sequence[Run]) -> Html:
     return tag("div", tag("table", tag("thead", names), tag("tbody", *parts), class_="settings"), class_="scroll")
 
 
-def _groups(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+def _groups(runs: Sequence[Run[Any]]) -> dict[str, list[dict[str, Any]]]:
     """Heading → one flat mapping a run."""
     configs = [run.config.to_dict() for run in runs]
     models = [{k: v for k, v in (run.model or run.config.model).items() if k not in BOOKKEEPING} for run in runs]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pnn.figures.numbers import INTERVAL, bare_per_cent, count, per_cent, per_cent_interval
-from pnn.figures.results import Json, same_targets
-from pnn.report.loading import Run
+from pnn.numbers import INTERVAL, bare_per_cent, count, per_cent, per_cent_interval
+from pnn.report.loading import MaskedRun
 from pnn.report.markup import Html, cell, join, tag
 from pnn.report.markup import table as html_table
 from pnn.report.verdict import text_name
+from pnn.results import MaskedText, same_targets
 
 
-def results_table(runs: Sequence[Run]) -> Html:
+def results_table(runs: Sequence[MaskedRun]) -> Html:
     """A row a run. A column that no run can fill is left out."""
     columns: dict[str, list[object]] = {
         "parameters": [count(run.evaluation["parameters"]) for run in runs],
@@ -32,7 +32,7 @@ def results_table(runs: Sequence[Run]) -> Html:
     return html_table(["run", *filled], rows)
 
 
-def steps_table(runs: Sequence[Run]) -> Html:
+def steps_table(runs: Sequence[MaskedRun]) -> Html:
     """Accuracy and loss after every step, a row a step. A BERT baseline's inner layers are grey: nobody trained a head for
     them."""
     most = max(run.evaluation["num_steps"] for run in runs)
@@ -43,7 +43,7 @@ def steps_table(runs: Sequence[Run]) -> Html:
     return html_table(["after step or layer", *(run.name for run in runs)], rows)
 
 
-def _step_cell(run: Run, step: int) -> Html:
+def _step_cell(run: MaskedRun, step: int) -> Html:
     measured = run.evaluation
     accuracy = per_cent(measured["accuracy_by_step"][step])
     interval = per_cent_interval(measured["accuracy_by_step_interval"][step])
@@ -53,9 +53,9 @@ def _step_cell(run: Run, step: int) -> Html:
     return cell(join([accuracy, beside]), class_="quiet")
 
 
-def kinds_tables(runs: Sequence[Run]) -> Html:
+def kinds_tables(runs: Sequence[MaskedRun]) -> Html:
     """A row a kind of word. Runs that were measured on the same masks share a table, others get their own."""
-    groups: list[list[Run]] = []
+    groups: list[list[MaskedRun]] = []
     for run in runs:
         group = next((g for g in groups if same_targets([g[0].evaluation, run.evaluation])), None)
         if group is None:
@@ -65,8 +65,8 @@ def kinds_tables(runs: Sequence[Run]) -> Html:
     return join(_kinds_table(group) for group in groups)
 
 
-def _kinds_table(runs: Sequence[Run]) -> Html:
-    kinds: Json = runs[0].evaluation["by_kind"]
+def _kinds_table(runs: Sequence[MaskedRun]) -> Html:
+    kinds = runs[0].evaluation["by_kind"]
     heads = ["kind of word", "share of targets", "best possible"]
     for run in runs:
         last = f"step {run.evaluation['num_steps']}" if run.is_refiner else "last layer"
@@ -84,11 +84,11 @@ def _kinds_table(runs: Sequence[Run]) -> Html:
     return html_table(heads, rows)
 
 
-def _has_first(run: Run) -> bool:
+def _has_first(run: MaskedRun) -> bool:
     return run.is_refiner and run.evaluation["num_steps"] > 1
 
 
-def sets_table(runs: Sequence[Run]) -> Html:
+def sets_table(runs: Sequence[MaskedRun]) -> Html:
     """Further evaluation sets: a row a set and run."""
     names = dict.fromkeys(name for run in runs for name in run.evaluation.get("sets", {}))
     found = [(name, run, run.evaluation.get("sets", {}).get(name)) for name in names for run in runs]
@@ -102,11 +102,11 @@ def sets_table(runs: Sequence[Run]) -> Html:
     return html_table(heads, rows)
 
 
-def _set_name(name: str, measured: Json) -> Html:
+def _set_name(name: str, measured: MaskedText) -> Html:
     return join([name, tag("small", f"{text_name(measured['source'])}, {count(measured['targets'])} masked tokens")])
 
 
-def _set_cells(run: Run, measured: Json) -> list[object]:
+def _set_cells(run: MaskedRun, measured: MaskedText) -> list[object]:
     shown = measured["accuracy_by_step"] if run.is_refiner else measured["accuracy_by_step"][-1:]
     return [
         " · ".join(bare_per_cent(accuracy) for accuracy in shown),

@@ -5,19 +5,21 @@ A difference is called one only if its 95 % interval leaves out zero.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
-from pnn.figures.numbers import INTERVAL, bare_per_cent, count, per_cent, per_cent_interval, points, points_interval
-from pnn.figures.results import Json, same_targets
-from pnn.report.loading import Run
+from pnn.differences import paired
+from pnn.numbers import INTERVAL, bare_per_cent, count, interval, per_cent, per_cent_interval, points
+from pnn.report.loading import E, MaskedRun, Run
 from pnn.report.markup import Html, html, join, tag
 from pnn.report.settings import recipe_differences
+from pnn.results import Commonest, MaskedText, same_targets
+from pnn.stats import SUPPORTED, Estimate, independent_difference, verdict
 
 NUMBER_WORDS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six"}
 
 
-def title(runs: Sequence[Run]) -> str:
+def title(runs: Sequence[Run[Any]]) -> str:
     sources = {run.evaluation["source"] for run in runs}
     on = f" on {text_name(sources.pop())}" if len(sources) == 1 else ""
     if len(runs) == 1:
@@ -31,7 +33,7 @@ def text_name(source: str) -> str:
     return "the embedded corpus" if source == "synthetic" else source
 
 
-def summary(runs: Sequence[Run]) -> Html:
+def summary(runs: Sequence[MaskedRun]) -> Html:
     """One paragraph: what was compared, how each run did, whether refining again helped, and who is ahead."""
     sentences = [_setting(runs), *map(_score, runs)]
     sentences += [_gain(run) for run in runs if run.is_refiner and run.evaluation["num_steps"] > 1]
@@ -40,7 +42,7 @@ def summary(runs: Sequence[Run]) -> Html:
     return tag("p", join(sentences, " "), class_="lead")
 
 
-def _setting(runs: Sequence[Run]) -> Html:
+def _setting(runs: Sequence[MaskedRun]) -> Html:
     first = runs[0].evaluation
     judged = f"{count(first['targets'])} masked tokens of {count(first['sequences'])} held-out sequences"
     texts = {run.config.data.train for run in runs}
@@ -55,16 +57,18 @@ def _setting(runs: Sequence[Run]) -> Html:
     return html(f"{trained} and judged on different text or masks: their accuracies do not compare.")
 
 
-def _score(run: Run) -> Html:
+def _score(run: MaskedRun) -> Html:
     measured = run.evaluation
     described = f" ({run.describe()}, {count(measured['parameters'])} parameters) predicts "
-    score = f" of them right, {INTERVAL} {per_cent_interval(measured['accuracy_interval']).replace('–', ' to ')}"
-    return join([_bold(run.name), described, _bold(per_cent(measured["accuracy"])), score, _below_ceiling(measured), "."])
+    score = f" of them right, {INTERVAL} {per_cent_interval(measured['accuracy_interval'])}"
+    return join([_bold(run.name), described, _bold(per_cent(measured["accuracy"])), score, _beside(measured), "."])
 
 
-def _below_ceiling(measured: Json) -> str:
+def _beside(measured: MaskedText) -> str:
+    """How far it is from the best possible; where nobody knows that, what always guessing one word would score."""
     if "ceiling" not in measured:
-        return ""
+        guess = measured.get("commonest")
+        return "" if guess is None else f"; {always_guessing(guess)}"
     best = f"the best possible, {per_cent(measured['ceiling'])}"
     low, high = measured["accuracy_interval"]
     if low <= measured["ceiling"] <= high:
@@ -73,22 +77,25 @@ def _below_ceiling(measured: Json) -> str:
     return f"; {points(abs(gap))} {'below' if gap > 0 else 'above'} {best}"
 
 
-def _gain(run: Run) -> Html:
+def always_guessing(guess: Commonest) -> str:
+    return f"always guessing the commonest token, “{guess['token']}”, would score {per_cent(guess['accuracy'])}"
+
+
+def _gain(run: MaskedRun) -> Html:
     """Whether the last step beats the first: the paper's claim for refining again and again."""
-    measured = run.evaluation
-    gain, interval = measured["gain_over_first_step"]["value"], measured["gain_over_first_step"]["interval"]
-    steps = measured["num_steps"]
-    if interval[0] > 0:
-        said = f"the further steps help: after step {steps} it is right {points(gain)} more often than after step 1"
-        return join(["In ", _bold(run.name), f" {said} ({INTERVAL} {points_interval(interval)}){_where(measured, gain)}."])
-    if interval[1] < 0:
-        said = f"the further steps do harm: after step {steps} it is right {points(-gain)} less often than after step 1"
-        return join(["In ", _bold(run.name), f" {said} ({INTERVAL} of the change {points_interval(interval)})."])
-    said = f"the further steps show no gain: {points(gain)} from step 1 to step {steps}, and the {INTERVAL}"
-    return join(["In ", _bold(run.name), f" {said}, {points_interval(interval)}, includes zero."])
+    measured, gain = run.evaluation, Estimate.from_json(run.evaluation["gain_over_first_step"])
+    steps, between = measured["num_steps"], interval(gain[1:])
+    if verdict(gain) == SUPPORTED:
+        said = f"the further steps help: after step {steps} it is right {points(gain.value)} more often than after step 1"
+        return join(["In ", _bold(run.name), f" {said} ({INTERVAL} {between}){_where(measured, gain.value)}."])
+    if verdict(-gain) == SUPPORTED:
+        said = f"the further steps do harm: after step {steps} it is right {points(-gain.value)} less often than after step 1"
+        return join(["In ", _bold(run.name), f" {said} ({INTERVAL} of the change {between})."])
+    said = f"the further steps show no gain: {points(gain.value)} from step 1 to step {steps}, and the {INTERVAL}"
+    return join(["In ", _bold(run.name), f" {said}, {between}, includes zero."])
 
 
-def _where(measured: Json, gain: float) -> str:
+def _where(measured: MaskedText, gain: float) -> str:
     """The kind of word that more than half of the gain comes from, if there is one."""
     for kind, part in measured.get("by_kind", {}).items():
         first, last = part["accuracy_by_step"][1], part["accuracy_by_step"][-1]
@@ -97,31 +104,51 @@ def _where(measured: Json, gain: float) -> str:
     return ""
 
 
-def _comparison(runs: Sequence[Run]) -> list[Html]:
+def _comparison(runs: Sequence[MaskedRun]) -> list[Html]:
     """Every run against the most accurate one."""
     if not same_targets([run.evaluation for run in runs]):
         return []
     best = max(runs, key=lambda run: float(run.evaluation["accuracy"]))
-    sentences = [_against(best, run) for run in runs if run is not best]
-    return [*sentences, join(["Each run is one seed; what holds for these runs need not hold for the architectures."])]
+    others = [run for run in runs if run is not best]
+    gaps = above(best, others, "correct", lambda e: Estimate(e["accuracy"], *e["accuracy_interval"]))
+    sentences = [_against(best, run, gap) for run, gap in zip(others, gaps, strict=True)]
+    return [*sentences, html("Each run is one seed; what holds for these runs need not hold for the architectures.")]
 
 
-def _against(best: Run, other: Run) -> Html:
-    gap, interval = difference(best.evaluation, other.evaluation)
+def above(
+    best: Run[E], others: Sequence[Run[E]], measure: Literal["correct", "loss"], alone: Callable[[E], Estimate]
+) -> list[Estimate]:
+    """How much `best` is above each of the others: what `pnn compare` says, where every run has its totals by sequence.
+    Otherwise from what each has by itself (`alone`), as if they were independent."""
+    runs: list[Run[E]] = [best, *others]
+    totals = [run.by_sequence for run in runs if run.by_sequence is not None]
+    if len(totals) == len(runs):
+        return paired(totals, [(place, 0) for place in range(1, len(totals))], measure)
+    return [independent_difference(alone(best.evaluation), alone(run.evaluation)) for run in others]
+
+
+def pairing_note(runs: Sequence[Run[Any]]) -> str:
+    """How intervals of differences came about, and what to type for better ones."""
+    without = [run.name for run in runs if run.by_sequence is None]
+    if not without:
+        return (
+            "Intervals of differences between runs are paired: all runs were asked for the same tokens, and what is hard for "
+            "every run cancels, as in `pnn compare`. Several of them are right together in 95 % of cases."
+        )
+    return (
+        "Intervals of differences between runs treat them as independent, which as a rule makes them too wide: "
+        f"{and_list(without)} kept no totals by sequence. `pnn evaluate RUN` makes them."
+    )
+
+
+def _against(best: MaskedRun, other: MaskedRun, gap: Estimate) -> Html:
     size = _size_ratio(best.evaluation["parameters"], other.evaluation["parameters"])
-    if interval[0] > 0:
-        ahead = f" is {points(gap)} ahead of "
-        return join([_bold(best.name), ahead, _bold(other.name), f" ({INTERVAL} {points_interval(interval)}), with {size}."])
-    apart = f" cannot be told apart on these masks: {points(gap)} between them, {INTERVAL} {points_interval(interval)}"
+    between = f"{INTERVAL} {interval(gap[1:])}"
+    if verdict(gap) == SUPPORTED:
+        ahead = f" is {points(gap.value)} ahead of "
+        return join([_bold(best.name), ahead, _bold(other.name), f" ({between}), with {size}."])
+    apart = f" cannot be told apart on these masks: {points(gap.value)} between them, {between}"
     return join([_bold(best.name), " and ", _bold(other.name), f"{apart}; the former has {size}."])
-
-
-def difference(one: Json, other: Json) -> tuple[float, tuple[float, float]]:
-    """How much more accurate `one` is, and the 95 % interval if the two are taken as independent. Both saw the same masks, so
-    the true interval is narrower: this errs on the side of caution."""
-    gap = one["accuracy"] - other["accuracy"]
-    half = math.hypot(*((r["accuracy_interval"][1] - r["accuracy_interval"][0]) / 2 for r in (one, other)))
-    return gap, (gap - half, gap + half)
 
 
 def _size_ratio(parameters: int, others: int) -> str:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pnn.errors import UserError, did_you_mean
+from pnn.results import Finding
 
 Need = Callable[[Any], str | None]  # of a model: why nothing can be asked of it, or None
 ANALYSES, EVIDENCE = "pnn.studies.analyses", "pnn.studies.evidence"
@@ -79,11 +80,11 @@ def why_not(name: str, model: Any) -> str | None:
     return next((reason for need in module(name).ABOUT.needs if (reason := need(model))), None)
 
 
-def findings(name: str, about: Analysis, result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def findings(name: str, about: Analysis, result: Mapping[str, Any]) -> dict[str, Finding]:
     """The findings of a result, by name. What could not be done has every hypothesis, and why."""
     if "not_done" in result:
         return {one: {"hypothesis": said, "not_done": result["not_done"]} for one, said in about.hypotheses.items()}
-    return {name: result} if isinstance(about, Experiment) else result["findings"]
+    return {name: cast(Finding, result)} if isinstance(about, Experiment) else result["findings"]
 
 
 def _names(package: str) -> list[str]:

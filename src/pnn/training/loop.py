@@ -314,10 +314,10 @@ class Trainer:
 
     def _evaluate(self, metrics: Metrics | None) -> None:
         if self.is_main:
-            result = self._evaluation()
-            if result["loss"] < self.best_loss:
-                self.best_loss, self.best_step = result["loss"], self.step
-            self._log(metrics, {"step": self.step, **self.objective.logged(result)})
+            measured = self._evaluation()
+            if measured["validation_loss"] < self.best_loss:
+                self.best_loss, self.best_step = measured["validation_loss"], self.step
+            self._log(metrics, {"step": self.step, **measured})
         self.accelerator.wait_for_everyone()
 
     def _evaluation(self) -> dict[str, Any]:

@@ -32,10 +32,7 @@ class Objective(Protocol):
         """How many tokens these inputs ask for."""
 
     def evaluate(self, model: Any, precision: torch.dtype) -> dict[str, Any]:
-        """What evaluation.json will say about the validation text."""
-
-    def logged(self, evaluation: dict[str, Any]) -> dict[str, Any]:
-        """What of it goes into metrics.jsonl."""
+        """What metrics.jsonl keeps of an evaluation on the validation text: `validation_loss` and more."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class MaskedObjective:
         return count_targets(inputs["labels"])
 
     def evaluate(self, model: Any, precision: torch.dtype) -> dict[str, Any]:
-        return evaluate_masked(
+        evaluation = evaluate_masked(
             model,
             self.prepared.validation,
             self.prepared.validation_sequences,
@@ -84,8 +81,6 @@ class MaskedObjective:
             batch_tokens=self.config.evaluation.batch_tokens,
             precision=precision,
         )
-
-    def logged(self, evaluation: dict[str, Any]) -> dict[str, Any]:
         return {
             "validation_loss": evaluation["loss"],
             "validation_accuracy": evaluation["accuracy"],
@@ -108,15 +103,13 @@ class CausalObjective:
         return torch.full((), rows * (length - 1), device=inputs["labels"].device)
 
     def evaluate(self, model: Any, precision: torch.dtype) -> dict[str, Any]:
-        return evaluate_causal(
+        evaluation = evaluate_causal(
             model,
             self.prepared.validation,
             self.prepared.validation_sequences,
             batch_tokens=self.config.evaluation.batch_tokens,
             precision=precision,
         )
-
-    def logged(self, evaluation: dict[str, Any]) -> dict[str, Any]:
         return {"validation_loss": evaluation["loss"], "validation_perplexity": evaluation["perplexity"]}
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from matplotlib.figure import Figure
 
-from pnn.figures.results import Json
+from pnn.results import Json
 
 
 def figure_of(name: str) -> Callable[[Json], Figure]:

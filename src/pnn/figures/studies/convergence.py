@@ -29,9 +29,9 @@ from pnn.figures.marks import (
     titled,
     unit_of,
 )
-from pnn.figures.numbers import count, per_cent
-from pnn.figures.results import Json
 from pnn.figures.style import INK, SMALL, WIDTH, per_cent_axis, styled
+from pnn.numbers import count, per_cent
+from pnn.results import Json
 
 MEANING = {"easy": "easy: embeddings right", "medium": "medium: right in the end", "hard": "hard: wrong"}
 CONTROLS = {"untrained": "x", "shuffled": "+"}  # the mark of each

@@ -8,9 +8,9 @@ from matplotlib.lines import Line2D
 
 from pnn.figures.findings import panels_and_strip
 from pnn.figures.marks import CONTROL, DIFFICULTY, at_least, dots, floats, titled
-from pnn.figures.numbers import count
-from pnn.figures.results import Json
 from pnn.figures.style import INK, QUIET, per_cent_axis, styled
+from pnn.numbers import count
+from pnn.results import Json
 
 CONTEXTS = {"easy_context": "both easy", "mixed_context": "mixed", "hard_context": "both hard"}
 

@@ -19,8 +19,8 @@ from pnn.figures.marks import (
     step_axis,
     titled,
 )
-from pnn.figures.results import Json
 from pnn.figures.style import styled
+from pnn.results import Json
 
 
 @styled

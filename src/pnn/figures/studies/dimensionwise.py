@@ -8,9 +8,9 @@ from matplotlib.patches import Patch
 
 from pnn.figures.findings import panels_and_strip
 from pnn.figures.marks import BLUE, CONTROL, GREEN, ORANGE, from_zero, step_axis, titled
-from pnn.figures.numbers import count
-from pnn.figures.results import Json
 from pnn.figures.style import INK, SMALL, styled, tint
+from pnn.numbers import count
+from pnn.results import Json
 
 ROLES = {"accumulator": BLUE, "selector": ORANGE, "oscillator": GREEN, "stable": CONTROL}
 

@@ -10,10 +10,10 @@ from matplotlib.lines import Line2D
 
 from pnn.figures.findings import panels_and_strip
 from pnn.figures.marks import BLUE, CONTROL, ORANGE, estimates
-from pnn.figures.numbers import bare_per_cent
 from pnn.figures.parts import is_wide
-from pnn.figures.results import Json
 from pnn.figures.style import QUIET, styled
+from pnn.numbers import bare_per_cent
+from pnn.results import Json
 
 # Of gate_specificity: how the interventions are called, by what their keys end in
 GATE_TESTS = {

@@ -24,9 +24,9 @@ from pnn.figures.marks import (
     step_axis,
     titled,
 )
-from pnn.figures.numbers import count
-from pnn.figures.results import Json
 from pnn.figures.style import INK, QUIET, SMALL, WIDTH, per_cent_axis, styled
+from pnn.numbers import count
+from pnn.results import Json
 
 MOST_DIMENSIONS = 100  # as published; a narrower model shows all
 

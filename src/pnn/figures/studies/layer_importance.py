@@ -7,10 +7,10 @@ from matplotlib.patches import Patch
 
 from pnn.figures.findings import panels_and_strip
 from pnn.figures.marks import PART, PART_MARKER, estimates, titled
-from pnn.figures.numbers import bare_per_cent
 from pnn.figures.parts import PART_NAMES, UNDONE, is_wide, part_keys
-from pnn.figures.results import Json
 from pnn.figures.style import INK, QUIET, SMALL, per_cent_axis, styled, tint
+from pnn.numbers import bare_per_cent
+from pnn.results import Json
 
 
 @styled

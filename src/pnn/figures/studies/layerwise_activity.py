@@ -8,8 +8,8 @@ from matplotlib.lines import Line2D
 
 from pnn.figures.findings import panels_and_strip
 from pnn.figures.marks import BLUE, CONTROL, PALE, from_zero, line, step_axis, titled
-from pnn.figures.results import Json
 from pnn.figures.style import styled, tint
+from pnn.results import Json
 
 
 @styled

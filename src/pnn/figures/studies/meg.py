@@ -8,8 +8,8 @@ from matplotlib.lines import Line2D
 
 from pnn.figures.findings import panels_and_strip
 from pnn.figures.marks import BLUE, GREEN, ORANGE, PINK, from_zero, line, step_axis
-from pnn.figures.results import Json
 from pnn.figures.style import INK, styled, tint
+from pnn.results import Json
 
 SERIES = {
     "attention_output": ("Attention's output", "mean |output|", BLUE),

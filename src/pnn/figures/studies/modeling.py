@@ -8,8 +8,8 @@ from matplotlib.lines import Line2D
 
 from pnn.figures.findings import panels_and_strip
 from pnn.figures.marks import AMBER, BLUE, CONTROL, PALE, at_least, from_zero, line, step_axis, titled
-from pnn.figures.results import Json
 from pnn.figures.style import INK, per_cent_axis, styled
+from pnn.results import Json
 
 
 @styled

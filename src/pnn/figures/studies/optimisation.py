@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 
 from pnn.figures.findings import write_verdicts
 from pnn.figures.marks import BLUE, CONTROL, GREEN, ORANGE, PALE, estimates, from_zero, line, step_axis
-from pnn.figures.results import Json
 from pnn.figures.style import INK, WIDTH, per_cent_axis, styled
+from pnn.results import EstimateJson, Json
 
 FURTHER = "#f3f3f3"
 
@@ -39,7 +39,7 @@ def optimisation(result: Json) -> Figure:
     return figure
 
 
-def _path(axes: Axes, result: Json, found: Sequence[Json], first: int, colour: str, **looks: Any) -> None:
+def _path(axes: Axes, result: Json, found: Sequence[EstimateJson], first: int, colour: str, **looks: Any) -> None:
     """Trained steps with full marks, further ones on grey with hollow marks."""
     trained, last = result["num_steps"], result["steps_run"]
     at = np.arange(first, last + 1)

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from pnn.figures.findings import panels_and_strip
 from pnn.figures.marks import PART, PART_MARKER, at_least, bars, estimates, from_zero, line, step_axis
-from pnn.figures.numbers import bare_per_cent
 from pnn.figures.parts import PART_NAMES, UNDONE, part_keys
-from pnn.figures.results import Json
 from pnn.figures.style import QUIET, SMALL, per_cent_axis, styled
+from pnn.numbers import bare_per_cent
+from pnn.results import EstimateJson, Json
 
 
 @styled
@@ -51,11 +51,11 @@ def optogenetics(found: Json) -> Figure:
     return figure
 
 
-def _mean_ablation(axes: Axes, drops: Mapping[str, Json]) -> None:
+def _mean_ablation(axes: Axes, drops: Mapping[str, EstimateJson]) -> None:
     bars(axes, np.arange(len(drops)), list(drops.values()), [PART[part] for part in drops], 0.55)
     for place, drop in enumerate(drops.values()):
         top = max(v for v in (drop["value"], drop["interval"][1], 0.0) if v is not None)
-        text = bare_per_cent(drop["value"])
+        text = "" if drop["value"] is None else bare_per_cent(drop["value"])
         axes.annotate(text, (place, top), (0, 3), textcoords="offset points", ha="center", fontsize=SMALL)
     axes.axhline(0, color=QUIET, lw=0.8)
     axes.set_xticks(range(len(drops)), [PART_NAMES[part] for part in drops])

@@ -31,9 +31,9 @@ from pnn.figures.marks import (
     step_axis,
     titled,
 )
-from pnn.figures.numbers import count, per_cent, signed
-from pnn.figures.results import Json
 from pnn.figures.style import INK, QUIET, SMALL, WIDTH, per_cent_axis, styled
+from pnn.numbers import count, per_cent, written
+from pnn.results import Json
 
 PART = {"attention": BLUE, "mlp": ORANGE}
 PART_NAME = {"attention": "attention", "mlp": "MLP"}
@@ -196,7 +196,7 @@ def _other_interventions(axes: Axes, result: Json) -> None:
     axes.barh(places, values, 0.62, color=[colour for _, _, colour in rows])
     axes.errorbar(values, places, xerr=reach, color=INK, ls="none", elinewidth=0.9, capsize=2)
     for place, value in enumerate(values):
-        axes.text(1.02, place, signed(value, 3), transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)
+        axes.text(1.02, place, written(value, 3), transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)
     axes.axvline(0, color=QUIET, lw=0.8)
     axes.set_yticks(places, [name for name, _, _ in rows])
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="rise in loss (nats a token)")
@@ -220,9 +220,9 @@ def _reuse(figure: Figure, panels: list[Axes], result: Json) -> None:
             axis.set_ticks([2 * n - 1.5 for n in numbers], [str(n) for n in numbers])
         axes.set(xlabel="layer (attention, MLP)", ylabel="layer (attention, MLP)")
         axes.grid(False)
-        axes.set_title(f"Reuse of directions, {what}:\nmean |cos| {signed(directions[mean]['value'], 3)}")
+        axes.set_title(f"Reuse of directions, {what}:\nmean |cos| {written(directions[mean]['value'], 3)}")
     bar = figure.colorbar(picture, ax=panels, pad=0.01, aspect=18)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=SMALL)
     bar.ax.axhline(directions["chance"], color=ORANGE, lw=2)
-    bar.set_label(f"mean |cos|; by chance {signed(directions['chance'], 3)} (orange)", fontsize=SMALL)
+    bar.set_label(f"mean |cos|; by chance {written(directions['chance'], 3)} (orange)", fontsize=SMALL)

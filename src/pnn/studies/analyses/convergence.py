@@ -26,6 +26,7 @@ from pnn.analysis.totals import Array, Totals, difference_of_ratios, finding, ra
 from pnn.analysis.trace import trace_batch
 from pnn.data import synthetic
 from pnn.evaluation.masked import best_possible, is_embedded
+from pnn.results import Finding
 from pnn.studies.registry import Analysis
 
 CLASSES = ("easy", "medium", "hard")
@@ -159,7 +160,7 @@ def run(subject: Subject) -> dict[str, Any]:
     return result
 
 
-def _later(totals: Totals, name: str, measure: str) -> dict[str, Any]:
+def _later(totals: Totals, name: str, measure: str) -> Finding:
     """Mean step of hard targets less that of easy ones, against the same with shuffled labels."""
 
     columns = [two_ratios(totals, f"{source} {measure}", f"{source} class", HARD, EASY) for source in ("trained", "shuffled")]
@@ -205,7 +206,7 @@ def _true_difficulty(totals: Totals, steps: int) -> dict[str, Any]:
     }
 
 
-def _later_by_truth(totals: Totals) -> dict[str, Any]:
+def _later_by_truth(totals: Totals) -> Finding:
     return finding(
         ABOUT.hypotheses["uncertain_tokens_settle_later"],
         "mean settled step of uncertain targets − that of certain ones",

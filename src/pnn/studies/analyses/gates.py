@@ -16,6 +16,7 @@ from torch import Tensor
 from pnn.analysis.subject import Subject, with_gates
 from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
 from pnn.analysis.trace import KINDS, trace_batch
+from pnn.results import Finding
 from pnn.studies.registry import Analysis
 
 BINS = 50  # of the histogram of token means, from 0 to 1
@@ -59,7 +60,7 @@ def run(subject: Subject) -> dict[str, Any]:
             histogram[t] += _histogram(g.mean(1), trace.kinds)
     tokens = totals.of("tokens").sum()
     mean, kind_means = ratios(totals, "mean", "tokens"), totals.of("kind mean").sum(0).reshape(len(KINDS), steps)
-    spread = [float(np.sqrt(max(0.0, squares[t] / tokens - mean[t]["value"] ** 2))) for t in range(steps)]
+    spread = [float(np.sqrt(max(0.0, squares[t] / tokens - (mean[t]["value"] or 0.0) ** 2))) for t in range(steps)]
     kind_tokens = totals.of("kind").sum(0)
     return {
         "num_steps": steps,
@@ -85,7 +86,7 @@ def _histogram(means: Tensor, kinds: Tensor) -> Tensor:
     return flat.view(len(KINDS), BINS).double().cpu()
 
 
-def _closing(totals: Totals, steps: int) -> dict[str, Any]:
+def _closing(totals: Totals, steps: int) -> Finding:
     """ "Increasingly selective" (the paper's introduction): the share of open gates falls at every step."""
 
     def smallest_fall(sums: Array, first: int) -> Array:

@@ -23,6 +23,7 @@ from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
 from pnn.analysis.trace import trace_batch
 from pnn.models.base import MaskedLMBase
 from pnn.models.registry import kind_of
+from pnn.results import Finding
 from pnn.studies.registry import Analysis
 
 MARGIN = 0.01  # nats of loss; also of cosine, which for random directions is 1/√d at most by chance, and 0 on average
@@ -90,7 +91,7 @@ def run(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _findings(totals: Totals, trained: int) -> dict[str, Any]:
+def _findings(totals: Totals, trained: int) -> dict[str, Finding]:
     targets = totals.of("targets")
 
     def smallest_fall(sums: Array) -> Array:

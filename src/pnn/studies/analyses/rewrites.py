@@ -20,9 +20,10 @@ from pnn.analysis.rewrite_interventions import intervening, interventions
 from pnn.analysis.rewrite_trace import PARTS, REGIMES, SMALLEST, Rewrites, residuals_of, token_losses
 from pnn.analysis.subject import Decoder
 from pnn.analysis.token_kinds import TOKEN_KINDS, kinds_by_id, kinds_of
-from pnn.analysis.totals import Array, Totals, as_json, finding, ratio, ratios
+from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
 from pnn.errors import UserError
 from pnn.models.ddl import DDLForCausalLM
+from pnn.results import EstimateJson, Finding
 from pnn.stats import bootstrap
 from pnn.studies.registry import Analysis
 
@@ -115,7 +116,7 @@ def _sublayers(seen: Rewrites, naive: Rewrites, erases: bool) -> list[dict[str, 
     error follows from a rule only where there is erasure: Σ |1 − β| |error before| / Σ |error before|."""
     totals = seen.totals
 
-    def means(name: str) -> list[dict[str, Any]]:
+    def means(name: str) -> list[EstimateJson]:
         return ratios(totals, name, "tokens")
 
     tokens, kind_tokens = totals.of("tokens").sum(), totals.of("kinds").sum(0)
@@ -152,9 +153,9 @@ def _sublayers(seen: Rewrites, naive: Rewrites, erases: bool) -> list[dict[str, 
     ]
 
 
-def _erased_share(totals: Totals, sublayer: int) -> dict[str, Any]:
+def _erased_share(totals: Totals, sublayer: int) -> EstimateJson:
     erasure, writing = totals.of("erasure")[:, sublayer], totals.of("writing")[:, sublayer]
-    return as_json(bootstrap(np.stack((erasure, erasure + writing), 1), ratio))
+    return bootstrap(np.stack((erasure, erasure + writing), 1), ratio).as_json()
 
 
 def _shortcut(seen: Rewrites) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def _interventions(totals: Totals, layers: int) -> dict[str, Any]:
         if f"loss: {name}" not in totals:
             return None
         loss = ratios(totals, f"loss: {name}", "targets")[0]
-        return {"loss": loss, "rise": as_json(bootstrap(_rises(totals, name), ratio))}
+        return {"loss": loss, "rise": bootstrap(_rises(totals, name), ratio).as_json()}
 
     return {
         "shut_all": cost("all"),
@@ -236,7 +237,7 @@ def _deviations(sums: Array) -> Array:
     return found
 
 
-def _findings(trained: Rewrites, naive: Rewrites, erases: bool) -> dict[str, Any]:
+def _findings(trained: Rewrites, naive: Rewrites, erases: bool) -> dict[str, Finding]:
     totals = trained.totals
     layers = trained.size // len(PARTS)
     found = {
@@ -257,7 +258,7 @@ def _findings(trained: Rewrites, naive: Rewrites, erases: bool) -> dict[str, Any
     return found
 
 
-def _gates_differ(trained: Rewrites, naive: Rewrites) -> dict[str, Any]:
+def _gates_differ(trained: Rewrites, naive: Rewrites) -> Finding:
     width = 2 * trained.size + 1
     return finding(
         ABOUT.hypotheses["gates_differ_between_tokens"],
@@ -270,7 +271,7 @@ def _gates_differ(trained: Rewrites, naive: Rewrites) -> dict[str, Any]:
     )
 
 
-def _read_out_moves(trained: Rewrites, naive: Rewrites) -> dict[str, Any]:
+def _read_out_moves(trained: Rewrites, naive: Rewrites) -> Finding:
     """Fresh gates are near 1 and remove most of the error already, so training has to make it more."""
 
     def removed(column: int) -> Callable[[Array], Array]:
@@ -288,13 +289,13 @@ def _read_out_moves(trained: Rewrites, naive: Rewrites) -> dict[str, Any]:
     )
 
 
-def _erasure_matters(totals: Totals) -> dict[str, Any]:
+def _erasure_matters(totals: Totals) -> Finding:
     measure = "loss without the erasure − loss, nats a token"
     hypothesis = ABOUT.hypotheses["erasure_matters"]
     return finding(hypothesis, measure, _rises(totals, "no erasure"), ratio, margin=LOSS_MARGIN)
 
 
-def _no_erasure() -> dict[str, Any]:
+def _no_erasure() -> Finding:
     return {
         "hypothesis": ABOUT.hypotheses["erasure_matters"],
         "not_done": "this model only writes (residual write_only): it has no erasure to switch off",
@@ -310,7 +311,7 @@ def evenness(rises: Array) -> Array:
     return evenly
 
 
-def _spread_over_layers(totals: Totals, layers: int) -> dict[str, Any]:
+def _spread_over_layers(totals: Totals, layers: int) -> Finding:
     hypothesis = ABOUT.hypotheses["rewriting_is_spread_over_layers"]
     names = [f"layer {layer + 1}" for layer in range(layers)]
     if not any(bootstrap(_rises(totals, name), ratio).low > LOSS_MARGIN for name in names):  # the rest would be noise
@@ -324,7 +325,7 @@ def _spread_over_layers(totals: Totals, layers: int) -> dict[str, Any]:
     )
 
 
-def _reused(totals: Totals, by_chance: float) -> dict[str, Any]:
+def _reused(totals: Totals, by_chance: float) -> Finding:
     def beyond_chance(column: int) -> Callable[[Array], Array]:
         return lambda sums: ratio(sums[..., [column, 2]]) - by_chance
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, Subject, difficulty
-from pnn.analysis.totals import Totals, finding, number, ratio, ratios
+from pnn.analysis.totals import Totals, finding, ratio, ratios
 from pnn.analysis.trace import Batch, trace_batch
+from pnn.stats import finite
 from pnn.studies.registry import Experiment
 
 ABOUT = Experiment(
@@ -103,11 +104,11 @@ def run(subject: Subject) -> dict[str, Any]:
 
 def _published(totals: Totals, squares: Any) -> dict[str, Any]:
     counts, sums = totals.of("context").sum(0), totals.of("context p").sum(0)
-    means = [number(s / n) if n else None for s, n in zip(sums, counts, strict=True)]
+    means = [finite(s / n) if n else None for s, n in zip(sums, counts, strict=True)]
     found: dict[str, Any] = {
         name: {
             "mean_performance": means[i],
-            "std_performance": number(np.sqrt(max(squares[i] / counts[i] - (means[i] or 0) ** 2, 0))) if counts[i] else None,
+            "std_performance": finite(np.sqrt(max(squares[i] / counts[i] - (means[i] or 0) ** 2, 0))) if counts[i] else None,
             "count": int(counts[i]),
         }
         for i, name in enumerate(CONTEXTS)

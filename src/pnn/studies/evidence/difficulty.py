@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, Subject, difficulty
-from pnn.analysis.totals import Totals, difference_of_ratios, finding, number, ratios, two_ratios
+from pnn.analysis.totals import Totals, difference_of_ratios, finding, ratios, two_ratios
 from pnn.analysis.trace import trace_batch
+from pnn.stats import finite
 from pnn.studies.registry import Experiment
 
 ABOUT = Experiment(
@@ -57,7 +58,7 @@ def run(subject: Subject) -> dict[str, Any]:
             for i, name in enumerate(DIFFICULTIES)
             if counts[i]
         },
-        "published_increase": {name: number(means[i, -1] - means[i, 0]) for i, name in enumerate(DIFFICULTIES) if counts[i]},
+        "published_increase": {name: finite(means[i, -1] - means[i, 0]) for i, name in enumerate(DIFFICULTIES) if counts[i]},
         "path": dict(zip(DIFFICULTIES, ratios(totals, "path", "targets"), strict=True)),
         "untrained_path": dict(zip(DIFFICULTIES, ratios(totals, "untrained path", "targets"), strict=True)),
         **finding(

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from pnn.analysis.subject import Subject, with_steps
-from pnn.analysis.totals import Array, as_json, verdict
+from pnn.analysis.totals import Array
 from pnn.analysis.trace import trace_batch
 from pnn.models.base import MaskedLMBase
-from pnn.stats import Estimate
+from pnn.stats import Estimate, middle, verdict
 from pnn.studies.registry import Experiment
 
 ABOUT = Experiment(
@@ -45,7 +45,7 @@ def run(subject: Subject) -> dict[str, Any]:
     naive_sums, _ = group_sums(subject.naive, subject)
     stages = sums.sum(0) / tokens.sum()
     classes, plain = classified(sums, tokens), published_classes(np.diff(stages, axis=0))
-    effect, naive = estimate(*agreement(sums, tokens)), estimate(*agreement(naive_sums, tokens))
+    effect, naive = agreement(sums, tokens), agreement(naive_sums, tokens)
     return {
         "published": {
             "dimension_patterns": {name: np.flatnonzero(plain == i).tolist() for i, name in enumerate(CLASSES)},
@@ -57,9 +57,9 @@ def run(subject: Subject) -> dict[str, Any]:
         "dimension_patterns": {name: np.flatnonzero(classes == i).tolist() for i, name in enumerate(CLASSES)},
         "hypothesis": ABOUT.hypotheses["dimensionwise"],
         "measure": "share of dimensions outside the most common class whose class is the same in both halves of the text",
-        "effect": as_json(effect),
+        "effect": effect.as_json(),
         "margin": MARGIN,
-        "untrained": as_json(naive),  # fixed random weights have roles too: as many as this need not have been learnt
+        "untrained": naive.as_json(),  # fixed random weights have roles too: as many as this need not have been learnt
         "verdict": verdict(effect, MARGIN),
     }
 
@@ -106,8 +106,8 @@ def with_a_role(one: Indices, other: Indices) -> float:
     return float((np.trace(table) - table[most_common, most_common]) / table.sum())
 
 
-def agreement(sums: Array, tokens: Array) -> tuple[float, Array]:
-    """`with_a_role` for the even and the odd groups, and its draws with groups resampled within each half."""
+def agreement(sums: Array, tokens: Array) -> Estimate:
+    """`with_a_role` for the even and the odd groups; its interval by groups resampled within each half."""
 
     def between(even: Indices, odd: Indices) -> float:
         return with_a_role(classified(sums[even], tokens[even]), classified(sums[odd], tokens[odd]))
@@ -115,9 +115,4 @@ def agreement(sums: Array, tokens: Array) -> tuple[float, Array]:
     halves = [np.flatnonzero((np.arange(GROUPS) % 2 == parity) & (tokens > 0)) for parity in (0, 1)]
     generator = np.random.default_rng(0)
     draws = [between(*(generator.choice(half, len(half)) for half in halves)) for _ in range(DRAWS)]
-    return between(*halves), np.array(draws)
-
-
-def estimate(value: float, draws: Array) -> Estimate:
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return Estimate(value, float(low), float(high))
+    return Estimate(between(*halves), *middle(draws))

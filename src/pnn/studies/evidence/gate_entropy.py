@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, Subject, difficulty, with_gates
-from pnn.analysis.totals import Totals, difference_of_ratios, finding, number, ratios, two_ratios
+from pnn.analysis.totals import Totals, difference_of_ratios, finding, ratios, two_ratios
 from pnn.analysis.trace import Trace, trace_batch
+from pnn.stats import finite
 from pnn.studies.registry import Experiment
 
 ABOUT = Experiment(
@@ -56,7 +57,7 @@ def run(subject: Subject) -> dict[str, Any]:
         squares += (groups * found[:, -1:].double().square()).sum(0).cpu()
     counts = totals.of("targets").sum(0)
     last = totals.of("last").sum(0)
-    means = [number(s / n) if n else None for s, n in zip(last, counts, strict=True)]
+    means = [finite(s / n) if n else None for s, n in zip(last, counts, strict=True)]
     by_step = totals.of("entropy").sum(0).reshape(len(DIFFICULTIES), steps)
     easy, hard = means[EASY], means[HARD]
     known = easy is not None and hard is not None
@@ -68,7 +69,7 @@ def run(subject: Subject) -> dict[str, Any]:
             **{
                 f"{name}_tokens": {
                     "mean_entropy": means[i],
-                    "std_entropy": number(np.sqrt(max(squares[i] / counts[i] - means[i] ** 2, 0))) if counts[i] else None,  # type: ignore[operator]
+                    "std_entropy": finite(np.sqrt(max(squares[i] / counts[i] - means[i] ** 2, 0))) if counts[i] else None,  # type: ignore[operator]
                     "count": int(counts[i]),
                 }
                 for i, name in enumerate(DIFFICULTIES)
@@ -79,7 +80,7 @@ def run(subject: Subject) -> dict[str, Any]:
             },
         },
         "entropy_by_step": {
-            name: [number(value / counts[i]) for value in by_step[i]] for i, name in enumerate(DIFFICULTIES) if counts[i]
+            name: [finite(value / counts[i]) for value in by_step[i]] for i, name in enumerate(DIFFICULTIES) if counts[i]
         },
         "entropy": dict(zip(DIFFICULTIES, ratios(totals, "last", "targets"), strict=True)),
         "untrained_entropy": dict(zip(DIFFICULTIES, ratios(totals, "untrained", "targets"), strict=True)),

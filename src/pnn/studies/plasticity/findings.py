@@ -32,7 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from pnn.stats import student
+from pnn.results import EstimateJson
+from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Estimate, student, verdict
 from pnn.studies.plasticity.arms import (
     CONTROL,
     CYCLE,
@@ -46,7 +47,6 @@ from pnn.studies.plasticity.arms import (
 )
 
 Json = dict[str, Any]
-SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
 TOLERATED = 0.05  # rise of perplexity that counts as none
 BETTER = 0.01  # of PPL₀/PPL
 SAVED = 0.05  # of the updates
@@ -96,32 +96,31 @@ def loss(arm: Json) -> float:
     return arm["loss"]
 
 
-def estimate(values: Sequence[float], change: Callable[[float], float] = float) -> Json:
+class OverSeeds(EstimateJson):
+    by_seed: list[float]
+
+
+def estimate(values: Sequence[float], change: Callable[[float], float] = float) -> OverSeeds:
     """Mean and interval over seeds; `change` is applied to both, where another scale is easier to read."""
-    value, low, high = student(values)
-    ends = [None, None] if math.isnan(low) else [change(low), change(high)]
-    return {"value": change(value), "interval": ends, "by_seed": [change(one) for one in values]}
+    return {**student(values).on_scale(change).as_json(), "by_seed": [change(one) for one in values]}
 
 
-def perplexity_of(values: Sequence[float]) -> Json:
+def perplexity_of(values: Sequence[float]) -> OverSeeds:
     return estimate(values, lambda nats: math.exp(min(700.0, nats)))
 
 
-def rise_of(values: Sequence[float]) -> Json:
+def rise_of(values: Sequence[float]) -> OverSeeds:
     """A difference of losses as a share of the perplexity."""
     return estimate(values, lambda nats: math.expm1(min(700.0, nats)))
 
 
-def judged(found: Json, margin: float) -> str:
+def judged(found: EstimateJson, margin: float) -> str:
     """Whether an estimate lies above its margin."""
-    low, high = found["interval"]
-    if low is None:
-        return UNDECIDED
-    return SUPPORTED if low > margin else NOT_SUPPORTED if high < margin else UNDECIDED
+    return verdict(Estimate.from_json(found), margin)
 
 
-def opposite(verdict: str) -> str:
-    return {SUPPORTED: NOT_SUPPORTED, NOT_SUPPORTED: SUPPORTED}.get(verdict, verdict)
+def opposite(said: str) -> str:
+    return {SUPPORTED: NOT_SUPPORTED, NOT_SUPPORTED: SUPPORTED}.get(said, said)
 
 
 def of_all(verdicts: Iterable[str]) -> str:
@@ -274,8 +273,8 @@ def smaller_is_as_good(found: Results) -> Json:
     cycle = rise_of(found.each(CYCLE, loss, CONTROL))
     by_verdict: dict[str, list[tuple[float, str]]] = {SUPPORTED: [], NOT_SUPPORTED: [], UNDECIDED: []}
     for name, by_seed in found.by_arm.items():
-        verdict = opposite(judged(rise_of(_rises(found, name)), TOLERATED))
-        by_verdict[verdict].append((fewer(found, next(iter(by_seed.values())))["parameters"], name))
+        said = opposite(judged(rise_of(_rises(found, name)), TOLERATED))
+        by_verdict[said].append((fewer(found, next(iter(by_seed.values())))["parameters"], name))
     most, best = max(by_verdict[SUPPORTED], default=(0.0, None))
     perhaps = max(by_verdict[UNDECIDED], default=(0.0, None))[0]
     return {

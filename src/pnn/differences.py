@@ -1,0 +1,87 @@
+"""How far runs are from one another that were asked for the same tokens, and which of the differences hold.
+
+    accuracy(run) = Σ correct / Σ targets over sequences,     difference(b, a) = accuracy(b) − accuracy(a)
+
+Differences are *paired*: sequences are drawn again (with replacement) for all runs at once, and what is hard for every run
+cancels. Of a list of differences, the 95 % intervals are right all at once in 95 % of cases (`stats.bootstrap_together`), so a
+long list does not make a chance hit more likely; a difference holds when its interval leaves out zero. Intervals speak of the
+text and the masks, not of the spread between seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pnn.errors import UserError
+from pnn.numbers import bare_per_cent, interval
+from pnn.results import Difference, DifferenceRow, Differences, SequenceTotals
+from pnn.stats import Estimate, bootstrap_together, differs
+
+DRAWS = 2000
+HOLDS, UNDECIDED, EQUAL = "holds", "undecided", "equal"
+Pairs = Sequence[tuple[int, int]]
+
+
+def paired(totals: Sequence[SequenceTotals], pairs: Pairs, measure: Literal["correct", "loss"]) -> list[Estimate]:
+    """How much each pair's second run is above its first, with intervals that hold together."""
+    n, base, against = len(totals), [a for a, _ in pairs], [b for _, b in pairs]
+
+    def apart(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        means = sums[..., :n] / sums[..., n:]
+        return np.asarray(means[..., against] - means[..., base])
+
+    columns = [*(one[measure] for one in totals), *(one["targets"] for one in totals)]
+    return bootstrap_together(np.array(columns, dtype=np.float64).T, apart, DRAWS)
+
+
+def differences(names: Sequence[str], totals: Sequence[SequenceTotals], pairs: Pairs) -> Differences:
+    """The same in accuracy and loss, with names, verdicts and words."""
+    for name, one in zip(names, totals, strict=True):
+        if len(one["targets"]) != len(totals[0]["targets"]):
+            raise UserError(
+                f"{names[0]} and {name} cannot be compared: the same text gives them {len(totals[0]['targets']):,} and "
+                f"{len(one['targets']):,} sequences"
+            )
+    found = zip(pairs, paired(totals, pairs, "correct"), paired(totals, pairs, "loss"), strict=True)
+    rows: list[DifferenceRow] = [
+        {
+            "run": names[b],
+            "against": names[a],
+            "accuracy": _as_json(accuracy),
+            "loss": _as_json(loss),
+            "sentence": sentence(names[b], names[a], accuracy),
+        }
+        for (a, b), accuracy, loss in found
+    ]
+    return {"comparisons": len(rows), "hold": sum(row["accuracy"]["verdict"] == HOLDS for row in rows), "rows": rows}
+
+
+def _as_json(difference: Estimate) -> Difference:
+    value, low, high = difference
+    return {"difference": value, "interval": [low, high], "verdict": verdict(difference)}
+
+
+def verdict(difference: Estimate) -> str:
+    if difference == (0, 0, 0):
+        return EQUAL
+    return HOLDS if differs(difference) else UNDECIDED
+
+
+def sentence(run: str, against: str, difference: Estimate) -> str:
+    """In words that follow from the numbers."""
+    value, low, high = difference
+    said = verdict(difference)
+    if said == EQUAL:
+        return f"{run} gets as many right as {against} in every sequence: {said}"
+    # tenths of a point, unless an end of the interval would be written as zero
+    digits = 1 if min(abs(low), abs(high)) >= 0.0005 else 2
+    if said == UNDECIDED:
+        between = interval((low, high), digits)
+        return f"{run} differs from {against} by {bare_per_cent(value, digits)} points ({between}): {said}"
+    between = interval(sorted((abs(low), abs(high))), digits)
+    apart = f"{bare_per_cent(abs(value), digits)} points {'above' if value > 0 else 'below'}"
+    return f"{run} is {apart} {against} ({between}): {said}"

@@ -1,0 +1,271 @@
+"""What rooms hand to one another as JSON: the keys of every result, so that a wrong one is an error before it is a run.
+
+Fractions are fractions (0.474), losses nats a token, intervals 95 %. Keys that not every result has are `NotRequired`; older
+files lack those that came later. `Json` is what only its own figure reads.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+Json = Mapping[str, Any]
+Interval = list[float]  # low, high
+
+
+# Numbers with intervals, and what follows from them -------------------------------------------------------------------
+
+
+class EstimateJson(TypedDict):
+    """`stats.Estimate` in a file; null is what could not be measured."""
+
+    value: float | None
+    interval: list[float | None]
+
+
+class Control(EstimateJson):
+    what: str
+
+
+class Finding(TypedDict):
+    """A hypothesis and its verdict; one that could not be tested has `not_done` instead of numbers."""
+
+    hypothesis: str
+    measure: NotRequired[str]
+    effect: NotRequired[EstimateJson]
+    margin: NotRequired[float]
+    control: NotRequired[Control]
+    effect_beyond_control: NotRequired[EstimateJson]
+    untrained: NotRequired[EstimateJson]  # for comparison; it does not enter the verdict
+    verdict: NotRequired[str]
+    not_done: NotRequired[str]
+
+
+# evaluation.json ------------------------------------------------------------------------------------------------------
+
+
+class SequenceTotals(TypedDict):
+    """evaluation_by_sequence.json: what differences between runs are paired by, an entry a sequence (a decoder's window)."""
+
+    targets: list[int]
+    correct: list[int]
+    loss: list[float]
+
+
+class Accuracy(TypedDict):
+    """After every step 0 … T; the last is the model's."""
+
+    targets: int
+    accuracy: float
+    accuracy_interval: Interval
+    accuracy_by_step: list[float]
+    accuracy_by_step_interval: list[Interval]
+
+
+class KindOfWord(Accuracy):
+    share: float
+    ceiling: float
+
+
+class Commonest(TypedDict):
+    """What always guessing one token would score: the commonest of the targets."""
+
+    token: str
+    accuracy: float
+
+
+class MaskedScores(Accuracy):
+    num_steps: int
+    loss: float
+    loss_by_step: list[float]
+    gain_over_first_step: EstimateJson
+    commonest: NotRequired[Commonest]
+    ceiling: NotRequired[float]  # of the embedded corpus
+    by_kind: NotRequired[dict[str, KindOfWord]]
+    by_sequence: NotRequired[SequenceTotals]  # in memory: it has a file of its own
+
+
+class MaskedText(MaskedScores):
+    """A masked model on one text."""
+
+    source: str
+    text: dict[str, Any]
+    sequences: int
+    mask_probability: float
+    mask_seed: int
+
+
+class CausalText(TypedDict):
+    """A decoder on one text."""
+
+    source: str
+    text: dict[str, Any]
+    sequences: int
+    context: int
+    stride: int
+    targets: int
+    tokens: int
+    words: int
+    bytes: int
+    loss: float
+    loss_interval: Interval
+    perplexity: float
+    word_perplexity: float
+    bits_per_byte: float
+    accuracy: float
+    accuracy_interval: Interval
+    commonest: NotRequired[Commonest]
+    by_sequence: NotRequired[SequenceTotals]
+
+
+class Measured(TypedDict):
+    """Which model, at the head of every evaluation."""
+
+    checkpoint: str
+    model_type: str
+    parameters: int
+    precision: str
+
+
+class TaskScore(TypedDict):
+    accuracy: float
+    standard_error: float | None
+
+
+class TaskRow(TaskScore):
+    metric: str
+    documents: int
+    shots: int
+    by_metric: dict[str, TaskScore]
+
+
+class TasksAtShots(TypedDict):
+    shots: int
+    protocol: str
+    limit: int | None
+    tasks: dict[str, TaskRow]
+    average: TaskScore
+
+
+class Tasks(Measured):
+    shots: dict[str, TasksAtShots]
+
+
+class MaskedEvaluation(Measured, MaskedText):
+    """A run's own validation text, and further sets. A bare checkpoint has only sets."""
+
+    anatomy: NotRequired[dict[str, int]]  # parameters of each part
+    sets: NotRequired[dict[str, MaskedText]]
+
+
+class CausalEvaluation(Measured, CausalText):
+    sets: NotRequired[dict[str, CausalText]]
+    tasks: NotRequired[Tasks]
+
+
+Evaluation = MaskedEvaluation | CausalEvaluation
+Text = MaskedText | CausalText
+
+
+def texts_of(evaluation: Evaluation) -> Mapping[str, Any]:
+    """The texts that were measured, by name: the run's own is `validation`."""
+    own = {"validation": evaluation} if "accuracy" in evaluation else {}
+    return {**own, **evaluation.get("sets", {})}
+
+
+PROTOCOL = ("source", "text", "sequences", "mask_probability", "mask_seed", "context", "stride", "targets")
+
+
+def same_targets(results: Sequence[Text]) -> bool:
+    """Whether all were measured on the very same tokens: only then do their numbers compare."""
+    return all(result.get(key) == results[0].get(key) for result in results for key in PROTOCOL)
+
+
+def median_speed(metrics: Sequence[Json]) -> float | None:
+    """Training tokens a second. The median, because rows that follow a start or a pause are slow."""
+    speeds = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
+    return statistics.median(speeds) if speeds else None
+
+
+# pnn compare ----------------------------------------------------------------------------------------------------------
+
+
+class Difference(TypedDict):
+    difference: float
+    interval: Interval
+    verdict: str  # holds, undecided, equal
+
+
+class DifferenceRow(TypedDict):
+    run: str
+    against: str
+    accuracy: Difference
+    loss: Difference
+    sentence: str
+
+
+class Differences(TypedDict):
+    comparisons: int
+    hold: int
+    rows: list[DifferenceRow]
+
+
+class ComparedRun(Measured):
+    name: str
+    run: str
+    steps: int | None
+    targets: int
+    accuracy: float
+    accuracy_interval: Interval
+    loss: float
+
+
+class Comparison(TypedDict):
+    source: str
+    text: dict[str, Any]
+    sequences: int
+    max_length: int
+    mask_probability: float
+    mask_seed: int
+    same_targets: bool
+    draws: int
+    runs: list[ComparedRun]
+    against_first: Differences
+    all_pairs: Differences
+    notes: list[str]
+
+
+# A plasticity cycle ---------------------------------------------------------------------------------------------------
+
+
+class CycleRecord(TypedDict, total=False):
+    """A line of a cycle's metrics.jsonl. Which keys it has follows from its phase: initial, pruning, measurement, growth,
+    training, evaluation, final. Here are those that other rooms read."""
+
+    phase: str
+    model_name: str
+    cycle: int
+    step: int
+    heads_pruned: int
+    pruning_strategy: str
+    pruned_heads: list[dict[str, int]]
+    pruned_perplexity: float
+    perplexity_change_percent: float
+    heads_added: int
+    growth_strategy: str
+    added_heads: list[dict[str, int]]
+    final_perplexity: float
+    perplexity_change_from_initial: float
+    heads: int
+    original_heads: int
+    head_map: list[list[int]]
+    parameters: int
+    attention_parameters: int
+    flops_per_token: float
+    loss: float
+    loss_interval: Interval | None
+    perplexity: float
+    rows: int
+    row_tokens: int
+    recovery: float
