@@ -53,11 +53,16 @@ class Reader(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.found: list[tuple[str, str]] = []
+        self.links: list[str] = []
+        self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.open += [] if tag in ("meta", "img") else [tag]
         self.found.append((tag, dict(attrs).get("alt") or ""))
-        assert not {"href", "onclick"} & set(dict(attrs))
+        assert "onclick" not in dict(attrs)
+        if tag == "a":
+            self.links.append(str(dict(attrs)["href"]))
+        self.addresses += [str(value) for key, value in attrs if key == "id"]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -74,6 +79,8 @@ def page_of(*runs: Path) -> tuple[Callable[[str], list[str]], str]:
     reader = Reader()
     reader.feed(source)
     assert reader.open == []
+    assert len(set(reader.addresses)) == len(reader.addresses)
+    assert {link.removeprefix("#") for link in reader.links} <= set(reader.addresses)
     tidy = [(tag, re.sub(r"\s+", " ", text.replace("\u00a0", " "))) for tag, text in reader.found]
     return (lambda wanted: [text for tag, text in tidy if tag == wanted]), dict(tidy)["main"]
 
@@ -91,7 +98,7 @@ def findings(run: Path) -> list[tuple[str, dict[str, Any]]]:
     return [*found, *((name, results[experiment.key]) for name, experiment in EXPERIMENTS.items())]
 
 
-def test_each_question_has_its_picture_and_answer(run: Path) -> None:
+def test_each_question_has_its_picture(run: Path) -> None:
     tags, text = page_of(run)
     assert tags("h3") == list(QUESTIONS.values())
     pictures = {path.stem: path for path in (run / "figures").iterdir()}
@@ -99,19 +106,39 @@ def test_each_question_has_its_picture_and_answer(run: Path) -> None:
     assert own <= set(pictures)
     assert all(pictures[name].read_bytes().startswith(b"\x89PNG") for name in own)
     assert len(tags("img")) == len(pictures)
-    for _, found in findings(run):
-        assert f"{found['verdict'].capitalize()}: {found['hypothesis']}. Measured: {found['measure']}" in text
-        assert f"; effect {estimate(found['effect'])}" in text
+    assert not any(found["hypothesis"] in alt for alt in tags("img") for _, found in findings(run))
     comparison = next(found["untrained"] for name, found in findings(run) if name == "dimensionwise")
-    assert f", for comparison (the same model untrained) {estimate(comparison)}" in text
+    assert f"{shown(comparison)}for comparison: the same model untrained" in text
+
+
+def shown(found: dict[str, Any]) -> str:
+    """As the table has it: the interval stands under the value."""
+    value, _, interval = estimate(found).partition(" (")
+    return value + interval.rstrip(")")
+
+
+def test_each_verdict_is_told_once(run: Path) -> None:
+    tags, text = page_of(run)
+    for _, found in findings(run):
+        assert text.count(found["hypothesis"]) == 1
+    verdicts = [found["verdict"] for _, found in findings(run)]
+    assert [span for span in tags("span") if span in ("supported", "not supported", "undecided")] == verdicts
+
+
+def test_a_long_page_has_contents_and_a_short_one_has_none(run: Path) -> None:
+    tags, _ = page_of(run)
+    (listed,) = tags("nav")
+    assert all(heading in listed for heading in (*tags("h2"), *tags("h3")))
+    (run / "experimental_results.json").unlink()
+    assert page_of(run)[0]("nav") == []
 
 
 def test_the_table_has_a_row_for_every_hypothesis(run: Path) -> None:
     _, text = page_of(run)
     at = 0
     for name, found in findings(run):
-        value = estimate(found["effect"]).partition(" (")[0]
-        row = re.compile(rf"{name}{re.escape(found['hypothesis'])}{re.escape(value)}.*?{found['verdict']}")
+        asked = re.escape(f"{found['hypothesis']}measured: {found['measure']}{shown(found['effect'])}")
+        row = re.compile(rf"{name}{asked}.*?{found['verdict']}")
         match = row.search(text, at)
         assert match, (name, found["hypothesis"])
         at = match.end()
@@ -121,8 +148,9 @@ def test_the_table_has_a_row_for_every_hypothesis(run: Path) -> None:
 def test_the_verdict_is_the_results(run: Path, said: str) -> None:
     change(run / "experimental_results.json", lambda results: results["meg_analysis"].update(verdict=said))
     tags, _ = page_of(run)
-    (answer,) = [p for p in tags("p") if "refinement settles. Measured" in p]
-    assert answer.startswith(f"{said.capitalize()}: ")
+    (row,) = [row for row in tags("tr") if "refinement settles" in row]
+    assert row.startswith("meg")
+    assert re.search(rf"(?<!not ){said}", row)
 
 
 def test_an_effect_is_told_with_interval_control_and_reason(run: Path) -> None:
@@ -134,17 +162,18 @@ def test_an_effect_is_told_with_interval_control_and_reason(run: Path) -> None:
 
     change(run / "experimental_results.json", edit)
     tags, _ = page_of(run)
-    (answer,) = [p for p in tags("p") if "activity accumulates" in p]
-    assert "effect 0.420 (0.410 to 0.430), control (updates of the same sizes with random signs) 0.90 (0.80 to 1.00)" in answer
-    assert "The effect's interval lies below the margin of 0.5." in answer
-    assert answer.endswith("The published rule, which compares bare means, says yes.")
+    (row,) = [row for row in tags("tr") if "activity accumulates" in row]
+    assert "0.4200.410 to 0.4300.900.80 to 1.00updates of the same sizes with random signs" in row
+    assert row.endswith("not supportedthe effect's interval lies below the margin of 0.5")
+    reading = EXPERIMENTS["layerwise_activity"].picture
+    assert f"{reading} The published rule, which compares bare means, says yes." in tags("p")
     change(
         run / "experimental_results.json",
         lambda results: results["layerwise_activity_analysis"]["published"]["accumulation_pattern"].update(
             supports_accumulation_hypothesis=False
         ),
     )
-    assert "says no." in next(p for p in page_of(run)[0]("p") if "activity accumulates" in p)
+    assert f"{reading} The published rule, which compares bare means, says no." in page_of(run)[0]("p")
 
 
 def test_what_was_not_done_says_why(run: Path) -> None:
@@ -160,9 +189,8 @@ def test_what_was_not_done_says_why(run: Path) -> None:
 def test_a_finding_that_could_not_be_made_says_why(run: Path) -> None:
     found = {"hypothesis": "gates close", "not_done": "there is one step"}
     change(run / "analysis" / "gates.json", lambda result: result.update(findings={"one": found}))
-    tags, text = page_of(run)
+    _, text = page_of(run)
     assert "gatesgates close: not done, there is one step" in text
-    assert "Not done: gates close. Because there is one step." in tags("p")
 
 
 def test_parts_stand_alone(run: Path) -> None:

@@ -121,7 +121,9 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.loaded += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "action")]
+        self.loaded += [
+            value or "" for key, value in attrs if key in ("src", "href", "srcset", "action") and not str(value).startswith("#")
+        ]
         if tag not in ("meta", "img"):
             self.open.append(tag)
 

@@ -1,6 +1,6 @@
-"""What the analyses of a run found: first all verdicts in one table, then each question with its picture and its answer.
+"""What the analyses of a run found: all verdicts in one table, each told once, then each question with its picture.
 
-Every answer is put together from the result's own words and numbers. The headings and how to read a picture are the analysis's
+The table is put together from the results' own words and numbers. The headings and how to read a picture are the analysis's
 own (`studies.registry`).
 """
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pnn.figures.findings import compared, reason, verdict_line
+from pnn.figures.findings import compared, reason
 from pnn.figures.studies import figure_of
 from pnn.numbers import INTERVAL, count, estimate
 from pnn.report.loading import Run
-from pnn.report.markup import Html, cell, join, section, table, tag
+from pnn.report.markup import Html, anchor, cell, heading, join, section, table, tag
 from pnn.report.verdict import text_name
 from pnn.results import EstimateJson, Finding, Json
 from pnn.studies.registry import Analysis, Experiment, analyses, experiments, findings
@@ -25,7 +25,7 @@ Draw = Callable[[Figure, str, str], Html]  # a figure, its file's name, and what
 
 def analysis_section(run: Run[Any], draw: Draw) -> Html | None:
     """All that was analysed of this run; None if nothing was."""
-    parts = [_part(name, about, result, draw) for name, about, result in _results(run) if "not_done" not in result]
+    parts = [_part(run, name, about, result, draw) for name, about, result in _results(run) if "not_done" not in result]
     if not parts:
         return None
     return section(f"What happens inside {run.name}?", tag("p", _intro(run)), verdicts_table(run), *parts)
@@ -59,15 +59,25 @@ def verdicts_table(run: Run[Any]) -> Html:
     """A row a hypothesis, those that could not be tested too."""
     rows: list[list[object]] = []
     for name, about, result in _results(run):
+        link = name if "not_done" in result else tag("a", name, href=f"#{_address(run, name)}")
         for found in findings(name, about, result).values():
             if "not_done" in found:
-                rows.append([name, f"{found['hypothesis']}: not done, {found['not_done']}", "", "", ""])
+                rows.append([link, f"{found['hypothesis']}: not done, {found['not_done']}", "", "", ""])
                 continue
+            asked = join([found["hypothesis"], tag("small", f"measured: {found['measure']}")])
             control = join(_stacked(v, what if role == "control" else f"{role}: {what}") for role, what, v in compared(found))
-            verdict = cell(tag("span", found["verdict"], class_=f"verdict {_class(found)}"))
-            rows.append([name, found["hypothesis"], _stacked(found["effect"]), control, verdict])
+            said = join([tag("span", found["verdict"], class_=f"verdict {_class(found)}"), tag("small", reason(found))])
+            rows.append([link, asked, _stacked(found["effect"]), control, cell(said)])
     heads = ["experiment", "hypothesis", "effect", "control", "verdict"]
-    return tag("div", table(heads, rows, f"Small figures are the {INTERVAL}"), class_="verdicts")
+    return tag(
+        "div",
+        table(heads, rows, f"Under an effect and a control stands the {INTERVAL}, under a verdict why"),
+        class_="verdicts",
+    )
+
+
+def _address(run: Run[Any], name: str) -> str:
+    return anchor(f"{run.name}-{name}")
 
 
 def _stacked(found: EstimateJson, what: str = "") -> Html:
@@ -80,24 +90,10 @@ def _class(found: Finding) -> str:
     return str(found["verdict"]).replace(" ", "-")
 
 
-def _part(name: str, about: Analysis, result: Json, draw: Draw) -> Html:
+def _part(run: Run[Any], name: str, about: Analysis, result: Json, draw: Draw) -> Html:
     published = _published_answer(about, result) if isinstance(about, Experiment) else ""
-    answers = [_answer(found) + published for found in findings(name, about, result).values()]
-    file = about.figure if isinstance(about, Experiment) else name
-    picture = draw(figure_of(name)(result), file, f"{about.question} {' '.join(answers)}")
-    said = [tag("p", tag("b", verdict, ":"), rest, class_="answer") for verdict, _, rest in (a.partition(":") for a in answers)]
-    return join([tag("h3", about.question), tag("p", about.picture), picture, *said])
-
-
-def _answer(found: Finding) -> str:
-    """The verdict, what it is about, and the numbers that it follows from."""
-    if "not_done" in found:
-        return verdict_line(found)
-    words = f"{found['verdict'].capitalize()}: {found['hypothesis']}. "
-    words += f"Measured: {found['measure']}; effect {estimate(found['effect'])}"
-    words += "".join(f", {role} ({what}) {estimate(value)}" for role, what, value in compared(found))
-    because = reason(found)
-    return f"{words}. {because[0].upper()}{because[1:]}."
+    picture = draw(figure_of(name)(result), about.figure if isinstance(about, Experiment) else name, about.question)
+    return join([heading(3, about.question, _address(run, name)), tag("p", about.picture + published), picture])
 
 
 def _published_answer(about: Experiment, result: Json) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -21,12 +22,29 @@ def join(parts: Iterable[object], between: str = "") -> Html:
 
 def tag(name: str, *content: object, **attributes: object) -> Html:
     """`tag("p", "text", class_="note")`; a trailing underscore lets attributes be named like Python keywords."""
-    written = "".join(f' {key.rstrip("_")}="{escape(str(value))}"' for key, value in attributes.items())
+    names = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    written = "".join(f' {name}="{escape(str(value))}"' for name, value in names)
     return Html(f"<{name}{written}>{join(content)}</{name}>")
 
 
-def section(heading: str, *content: object) -> Html:
-    return tag("section", tag("h2", heading), *content)
+def heading(level: int, text: str, name: str = "") -> Html:
+    """A heading with an address. `name` tells apart those that read alike."""
+    return tag(f"h{level}", text, id=anchor(name or text))
+
+
+def anchor(name: str) -> str:
+    return re.sub(r"\W+", "-", name.lower()).strip("-")
+
+
+def section(title: str, *content: object) -> Html:
+    return tag("section", heading(2, title), *content)
+
+
+def contents(body: Html) -> Html:
+    """Links to all headings of a page."""
+    found = re.findall(r'<h([23]) id="(.*?)">(.*?)</h\1>', body)
+    links = [tag("li", tag("a", Html(text), href=f"#{name}"), class_=f"level{level}") for level, name, text in found]
+    return tag("nav", tag("ol", *links), aria_label="Contents")
 
 
 def table(head: Sequence[object], rows: Sequence[Sequence[object]], caption: object = "") -> Html:

@@ -24,12 +24,13 @@ from pnn.report import decoders
 from pnn.report.analysis import analysis_section
 from pnn.report.corpus import corpus_note
 from pnn.report.loading import DecoderRun, MaskedRun, Run, load_runs
-from pnn.report.markup import Html, image, join, section, tag
+from pnn.report.markup import Html, contents, image, join, section, tag
 from pnn.report.settings import settings_table
 from pnn.report.tables import kinds_tables, results_table, sets_table, steps_table
 from pnn.report.verdict import pairing_note, summary, title
 from pnn.results import same_targets
 
+LONG = 10  # a page with more headings has a table of contents
 PIXELS_PER_INCH = 120  # on the page: figure text comes out a little smaller than the page's own
 
 
@@ -41,9 +42,11 @@ def write_report(runs: list[Path], output: Path) -> Path:
     if len(kinds) > 1:
         raise UserError("a page is about masked models or about decoders: these runs are both, and nothing compares them")
     body = _decoders(loaded, pictures) if kinds == {True} else _masked(loaded, pictures)
-    content = [tag("h1", title(loaded)), *body]
+    page = join([tag("h1", title(loaded)), *body])
+    if page.count("<h2") + page.count("<h3") > LONG:  # behind the summary and the table of results
+        page = join([tag("h1", title(loaded)), *body[:2], contents(page), *body[2:]])
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_text(output, _document(title(loaded), join(content)))
+    write_text(output, _document(title(loaded), page))
     return output
 
 
