@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from pnn.results import EstimateJson
 
-NO_BREAK = "\u00a0"  # keeps a number and its unit on one line
-INTERVAL = f"95{NO_BREAK}% interval"
+INTERVAL = "95 % interval"
 
 
 def written(value: float, digits: int, *, plus: bool = False) -> str:
@@ -27,13 +26,13 @@ def bare_per_cent(fraction: float, digits: int = 1) -> str:
 
 
 def per_cent(fraction: float, digits: int = 1) -> str:
-    return f"{bare_per_cent(fraction, digits)}{NO_BREAK}%"
+    return f"{bare_per_cent(fraction, digits)} %"
 
 
 def points(fraction: float, digits: int = 1) -> str:
     """A difference of two percentages."""
     text = bare_per_cent(fraction, digits)
-    return f"{text}{NO_BREAK}point{'' if abs(round(100 * fraction, digits)) == 1 else 's'}"
+    return f"{text} point{'' if abs(round(100 * fraction, digits)) == 1 else 's'}"
 
 
 def interval(ends: Sequence[float], digits: int = 1, *, scale: float = 100) -> str:
@@ -44,7 +43,7 @@ def interval(ends: Sequence[float], digits: int = 1, *, scale: float = 100) -> s
 
 def per_cent_interval(ends: Sequence[float]) -> str:
     """An accuracy's interval. Its normal approximation may reach past 0 or 1, where no accuracy is."""
-    return f"{interval([min(max(end, 0.0), 1.0) for end in ends])}{NO_BREAK}%"
+    return f"{interval([min(max(end, 0.0), 1.0) for end in ends])} %"
 
 
 def estimate(found: EstimateJson, digits: int | None = None, *, scale: float = 1, plus: bool = False) -> str:

@@ -39,6 +39,23 @@ def test_an_analysis_leaves_json_and_a_picture(pnn_command, run, name):
     assert (run / "analysis" / f"{name}.json").read_bytes() == first  # twice is the same
 
 
+def test_what_is_found_on_other_text_is_kept_beside_the_runs_own(pnn_command, undrawn, run, tmp_path):
+    own = run / "analysis" / "convergence.json"
+    assert pnn_command("analyze", "convergence", run, "--sequences", 10)[0] == 0
+    before = own.read_bytes()
+    (tmp_path / "other.txt").write_text("the owl of avon wore amber hats . it has old green boots .\n" * 20)
+    code, out, err = pnn_command("analyze", "convergence", run, "--data", tmp_path / "other.txt")
+    assert code == 0, err
+    (kept,) = (run / "analysis").glob("convergence_on_*other.txt.json")
+    found = json.loads(kept.read_text())
+    assert (found["sequences"], found["source"]) == (20, str(tmp_path / "other.txt"))
+    assert str(kept) in out
+    assert (run / "figures" / f"{kept.stem}.png").exists()
+    assert own.read_bytes() == before
+    assert pnn_command("evidence", run, "--experiment", "meg", "--data", tmp_path / "other.txt")[0] == 0
+    assert list(run.glob("experimental_results_on_*other.txt.json"))
+
+
 @pytest.mark.slow
 def test_all_experiments_leave_the_published_files(pnn_command, undrawn, run):
     code, out, err = pnn_command("evidence", run, "--sequences", 20)

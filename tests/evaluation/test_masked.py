@@ -80,6 +80,19 @@ def test_every_model_is_asked_the_same(prepared):
     assert [len(r["accuracy_by_step"]) for r in results] == [5, 3, 3]
 
 
+def test_always_guessing_the_commonest_token_is_scored_on_the_same_targets(prepared):
+    """A model that says nothing but this token is right as often."""
+    model = tiny()
+    found = evaluate_masked(model, prepared.validation, prepared.validation_sequences)["commonest"]
+    guess = prepared.tokenizer.convert_tokens_to_ids(found["token"])
+    with torch.no_grad():
+        model.head.decoder.weight.zero_()
+        model.head.decoder.bias.zero_()
+        model.head.decoder.bias[guess] = 1.0
+    assert evaluate_masked(model, prepared.validation, prepared.validation_sequences)["accuracy"] == found["accuracy"]
+    assert 0 < found["accuracy"] < 1
+
+
 def test_kinds_add_up_to_the_whole(prepared):
     result = evaluate_masked(tiny(), prepared.validation, prepared.validation_sequences)
     kinds = result["by_kind"].values()
@@ -109,6 +122,11 @@ def test_command_writes_what_it_prints_and_takes_other_text(pnn_command, trained
     code, out, err = pnn_command("evaluate", run)
     assert code == 0, err
     assert f"{100 * result['accuracy']:.1f}" in out
+    before = (run / "evaluation.json").read_text()
+    code, out, err = pnn_command("evaluate", run, "--num-steps", 2, "--json")
+    assert code == 0, err
+    assert json.loads((run / "evaluation_num_steps_2.json").read_text()) == json.loads(out)
+    assert (run / "evaluation.json").read_text() == before
     best = run / "checkpoints" / "best"
     code, out, err = pnn_command("evaluate", best.resolve(), "--num-steps", 6, "--json")
     assert code == 0, err

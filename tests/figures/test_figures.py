@@ -159,10 +159,10 @@ def test_labels_are_moved_apart_and_stay_in_order() -> None:
 
 
 def test_numbers() -> None:
-    assert per_cent(0.4744) == "47.4\u00a0%"
-    assert points(-0.031) == "−3.1\u00a0points"
-    assert points(-0.0001) == "0.0\u00a0points"
-    assert per_cent_interval((0.998, 1.0002)) == "99.8–100.0\u00a0%"
+    assert per_cent(0.4744) == "47.4 %"
+    assert points(-0.031) == "−3.1 points"
+    assert points(-0.0001) == "0.0 points"
+    assert per_cent_interval((0.998, 1.0002)) == "99.8–100.0 %"
     assert [short_count(n) for n in (999, 60_177, 53_704_251)] == ["999", "60.2K", "53.7M"]
 
 

@@ -239,6 +239,15 @@ def test_real_text_has_no_ceiling_and_no_kinds(tmp_path: Path) -> None:
     assert page.tags.count("img") == 3
 
 
+def test_ones_own_text_has_the_score_of_the_commonest_token(pnn: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [0.1, 0.3, 0.4], ceiling=False)
+    result = json.loads((run / "evaluation.json").read_text())
+    (run / "evaluation.json").write_text(json.dumps(result | {"commonest": {"token": "the", "accuracy": 0.0623}}))
+    text = read(write_report([run], tmp_path / "report.html")).text
+    assert "always guessing the commonest token, “the”, would score 6.2 %" in text
+    assert "always guessing" not in read(write_report([pnn], tmp_path / "report.html")).text  # older, and with a ceiling
+
+
 def test_a_baseline_alone_and_without_its_checkpoint(bert: Path, tmp_path: Path) -> None:
     (bert / "checkpoints" / "best" / "config.json").unlink()
     page = read(write_report([bert], tmp_path / "report.html"))

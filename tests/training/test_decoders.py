@@ -167,12 +167,16 @@ def test_evaluate_prints_perplexity_and_keeps_the_tasks(run, pnn_command):
     assert "has no refinement steps" in err
 
 
-def test_another_stride_is_printed_and_not_kept(run, pnn_command):
-    before = (run / "evaluation.json").read_text()
-    code, out, _ = pnn_command("evaluate", run, "--stride", "8")
+def test_another_stride_is_kept_under_a_name_of_its_own(run, pnn_command):
+    own = {name: (run / name).read_text() for name in ("evaluation.json", "evaluation_by_sequence.json")}
+    code, out, err = pnn_command("evaluate", run, "--stride", "8")
     assert code == 0
     assert "8 scored" in out
-    assert (run / "evaluation.json").read_text() == before
+    assert "evaluation_stride_8.json" in err
+    kept = json.loads((run / "evaluation_stride_8.json").read_text())
+    assert kept["stride"] == 8
+    assert f"{kept['loss']:.4f}" in out
+    assert own == {name: (run / name).read_text() for name in own}
     code, _, err = pnn_command("evaluate", run, "--stride", "0")
     assert code == 2
     assert "--stride 0: at least one token" in err

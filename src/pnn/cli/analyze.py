@@ -57,10 +57,10 @@ def analyze(
     with out_of_memory_says(lambda: smaller_batches(f"analyze {name}", run, batch_tokens or BATCH_TOKENS)):
         result = analyse(opened, name)
     if opened.folder is not None:
-        picture = save(png(figure_of(name)(result)), opened.folder / "figures" / f"{name}.png")
+        picture = save(png(figure_of(name)(result)), opened.folder / "figures" / f"{name}{opened.on}.png")
     if as_json:
         print(json.dumps(result, indent=2))
         return
     print_findings(result["findings"])
     if opened.folder is not None:
-        print(f"Wrote {opened.folder / 'analysis' / name}.json and {picture}")
+        print(f"Wrote {opened.folder / 'analysis' / name}{opened.on}.json and {picture}")

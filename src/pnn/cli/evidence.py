@@ -44,10 +44,11 @@ def evidence(
     if opened.folder is not None:
         for name, result in found.items():
             if "not_done" not in result:
-                save(png(figure_of(name)(result)), opened.folder / "figures" / f"{suite[name].figure}.png")
+                picture = opened.folder / "figures" / f"{suite[name].figure}{opened.on}.png"
+                save(png(figure_of(name)(result)), picture)
     if as_json:
         print(json.dumps(results, indent=2))
         return
     print_findings(found)
     if opened.folder is not None:
-        print(f"Wrote {opened.folder / 'experimental_results.json'} and {opened.folder / 'figures'}")
+        print(f"Wrote {opened.folder / 'experimental_results'}{opened.on}.json and {opened.folder / 'figures'}")

@@ -28,6 +28,7 @@ from pnn.memory import out_of_memory_says
 from pnn.models.base import parts_of
 from pnn.models.loading import check_num_steps, load_any
 from pnn.models.registry import kind_of
+from pnn.progress import say
 from pnn.results import CausalText, Evaluation, MaskedText, SequenceTotals
 
 
@@ -112,4 +113,6 @@ def _keep(folder: Path, result: dict[str, Any], totals: SequenceTotals | None, a
         if before.get("tasks", {}).get("checkpoint") == result["checkpoint"]:  # measured by another command: it still holds
             result["tasks"] = before["tasks"]
         write_text(folder / runs.BY_SEQUENCE, json.dumps(totals, separators=(",", ":")) + "\n")  # on one line: small
+    else:
+        say(f"kept in {held}")
     write_json(held, result)

@@ -13,7 +13,10 @@ class Html(str):
 
 
 def html(value: object) -> Html:
-    return value if isinstance(value, Html) else Html(escape(str(value)))
+    """Escaped, and with numbers and their units kept on one line."""
+    if isinstance(value, Html):
+        return value
+    return Html(re.sub(r"(?<=\d) (?=%|points?\b)", "\u00a0", escape(str(value))))
 
 
 def join(parts: Iterable[object], between: str = "") -> Html:

@@ -1,11 +1,13 @@
 """From a run folder or checkpoint to results: load the model, choose its held-out text, analyse, write JSON.
 
-A run folder keeps what is found (analysis/<name>.json, experimental_results.json). A bare checkpoint has no text of its own:
-`data` says which, and the result is returned and not kept unless `out` names a folder.
+A run folder keeps what is found: analysis/<name>.json and experimental_results.json; of other text (`data`), under a name that
+says which, analysis/<name>_on_<text>.json. A bare checkpoint has no text of its own: `data` says which, and the result is
+returned and not kept unless `out` names a folder.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +56,7 @@ class Opened:
     subject: Any  # a Subject or a Decoder, as the analysis asks for
     about: dict[str, Any]  # what stands at the head of every result
     folder: Path | None  # where results are kept
+    on: str = ""  # what a file's name says of other text
 
 
 def open_run(
@@ -82,7 +85,7 @@ def open_run(
         "sequences": len(held_out.sequences),
     }
     if causal:
-        return Opened(_decoder(loaded, held_out), about, out or folder)
+        return Opened(_decoder(loaded, held_out), about, out or folder, _on(data, out))
     text = Text(
         held_out.tokens,
         held_out.sequences,
@@ -92,7 +95,12 @@ def open_run(
         held_out.batch_tokens,
     )
     masks = {"mask_probability": text.mask_probability, "mask_seed": text.mask_seed}
-    return Opened(Subject(loaded.model, text), about | masks, out or folder)
+    return Opened(Subject(loaded.model, text), about | masks, out or folder, _on(data, out))
+
+
+def _on(data: str | None, out: Path | None) -> str:
+    """In a run's own folder, results of other text must not take the place of its own."""
+    return "" if data is None or out is not None else "_on_" + re.sub(r"[^\w.-]+", "_", data).strip("_.")[-80:]
 
 
 def _decoder(loaded: Loaded[Any], held_out: HeldOut) -> Decoder:
@@ -118,7 +126,7 @@ def _held_out(
         raise UserError(f"{runs.without_text(run, loaded.checkpoint)}: say what to analyse it on with --data")
     if len(chosen[:sequences]) < 2:
         raise UserError("too little text to analyse: intervals need two sequences or more")
-    keeps = folder is not None and Path(run).resolve() == folder and data is None
+    keeps = folder is not None and Path(run).resolve() == folder
     batch = batch_tokens or min(settings.batch_tokens, BATCH_TOKENS)
     held_out = HeldOut(tokens, chosen[:sequences], batch, treatment, settings.mask_seed)
     return held_out, folder if keeps else None
@@ -143,7 +151,7 @@ def analyse(opened: Opened, name: str) -> dict[str, Any]:
     result = {**opened.about, **perform(name, opened.subject)}
     if opened.folder is not None:
         (opened.folder / "analysis").mkdir(parents=True, exist_ok=True)
-        write_json(opened.folder / "analysis" / f"{name}.json", result)
+        write_json(opened.folder / "analysis" / f"{name}{opened.on}.json", result)
     return result
 
 
@@ -154,7 +162,7 @@ def collect_evidence(opened: Opened, names: list[str] | None, progress: Callable
         reason = why_not(name, opened.subject.model)
         if reason:
             raise UserError(f"--experiment {name}: {reason}")
-    path = None if opened.folder is None else opened.folder / "experimental_results.json"
+    path = None if opened.folder is None else opened.folder / f"experimental_results{opened.on}.json"
     results: dict[str, Any] = {"about": opened.about}
     if path is not None and path.exists():
         before = read_json(path)
