@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pnn.cli.findings import with_interval
 from pnn.files import write_between, write_json, write_text
+from pnn.numbers import estimate
 from pnn.runs import check_commit, read_json
 from pnn.studies.registry import experiments
 
@@ -72,8 +72,8 @@ def table(runs: list[str]) -> str:
         cells = []
         for run in runs:
             found = finding(run, where)
-            control = f"; control {with_interval(found['control'])}" if "control" in found else ""
-            cells.append(f"**{found['verdict']}**: {with_interval(found['effect'])}{control}")
+            control = f"; control {estimate(found['control'], 3)}" if "control" in found else ""
+            cells.append(f"**{found['verdict']}**: {estimate(found['effect'], 3)}{control}")
         lines.append(f"| {claim} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
