@@ -236,6 +236,36 @@ class Comparison(TypedDict):
     notes: list[str]
 
 
+# pnn finetune ---------------------------------------------------------------------------------------------------------
+
+
+class TunedSteps(TypedDict, total=False):
+    """Of a model with refinement steps: what it scores if read after each."""
+
+    by_step: dict[str, list[float]]
+    score_by_step: list[float]
+
+
+class TunedTask(TunedSteps):
+    """A task's result.json; metrics are means over seeds, on dev."""
+
+    task: str
+    benchmark: str
+    model: dict[str, Any]
+    score: float
+    score_is: str
+    score_interval: Interval
+    score_std: float | None
+    metrics: dict[str, float]
+    baselines: dict[str, dict[str, float]]
+    learning_rate: float
+    learning_rates_tried: list[dict[str, float]]
+    seeds: list[dict[str, Any]]
+    checkpoint: dict[str, int]
+    settings: dict[str, Any]
+    data: dict[str, Any]
+
+
 # A plasticity cycle ---------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from pnn.models.registry import AUTO_CLASSES, kind_of, sentence
 from pnn.numbers import bare_per_cent, interval, per_cent, points
 from pnn.plasticity.heads import heads, original_counts
 from pnn.plasticity.models import HISTORY, Plastic
-from pnn.results import Evaluation, texts_of
+from pnn.results import Evaluation, TunedTask, texts_of
 from pnn.runs import is_cycle, read_config, read_json
 
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for what is no matrix of a block)"}
@@ -59,7 +59,9 @@ class Known:
         self.is_reorganised = isinstance(exported.model, Plastic)
         self.run: RunConfig | None = read_config(run) if run is not None and (run / "config.yaml").exists() else None
         self.evaluation: Evaluation | None = self._read("evaluation.json")
-        self.tuned = self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
+        self.tuned: TunedTask | None = (
+            self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
+        )
         self.environment = self._read("environment.json")
         self.plasticity: Cycle | Changes | None = None
         if run is not None and is_cycle(run):

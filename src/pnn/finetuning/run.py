@@ -39,6 +39,7 @@ from pnn.finetuning.tasks import TASKS, Task, parse_tasks
 from pnn.memory import out_of_memory_says
 from pnn.models.registry import kind_of
 from pnn.progress import Bars, say
+from pnn.results import TunedSteps, TunedTask
 from pnn.runs import find_checkpoint, read_json
 from pnn.training.tracking import environment
 
@@ -259,13 +260,13 @@ def _result(
     tried: list[Tuned],
     by_seed: list[dict[str, dict[str, Any]]],
     by_step: list[list[Metrics]],
-) -> dict[str, Any]:
+) -> TunedTask:
     task: Task = data.task
     sets = {"train": plan.train, **plan.dev, **tests}
     metrics = [measure_sets(task, one) for one in by_seed]
     scores = [score(one) for one in metrics]
     blank = {name: as_set(one, np.zeros(len(one))) for name, one in plan.dev.items()}
-    steps: dict[str, Any] = {}
+    steps: TunedSteps = {}
     if by_step:
         names, count = list(metrics[0]), len(by_step[0])
         steps["by_step"] = {
@@ -310,7 +311,9 @@ def _result(
 
 def summarise(output: Path) -> dict[str, Any]:
     """A row for every task that is done, into results.json."""
-    results = {name: read_json(output / name / "result.json") for name in TASKS if (output / name / "result.json").exists()}
+    results: dict[str, TunedTask] = {
+        name: read_json(output / name / "result.json") for name in TASKS if (output / name / "result.json").exists()
+    }
     rows = {
         name: {
             "score": one["score"],

@@ -120,9 +120,8 @@ def above(
 ) -> list[Estimate]:
     """How much `best` is above each of the others: what `pnn compare` says, where every run has its totals by sequence.
     Otherwise from what each has by itself (`alone`), as if they were independent."""
-    runs: list[Run[E]] = [best, *others]
-    totals = [run.by_sequence for run in runs if run.by_sequence is not None]
-    if len(totals) == len(runs):
+    totals = [one for one in (best.by_sequence, *(run.by_sequence for run in others)) if one is not None]
+    if len(totals) == 1 + len(others):
         return paired(totals, [(place, 0) for place in range(1, len(totals))], measure)
     return [independent_difference(alone(best.evaluation), alone(run.evaluation)) for run in others]
 
