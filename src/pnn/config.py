@@ -85,6 +85,7 @@ class EvaluationSet:
 @dataclass
 class EvaluationConfig:
     mask_seed: int = 0  # evaluation masks are a function of the text and this number
+    mask_draws: int = 1  # so many draws of masks, with this number and those after it; numbers are over all of them
     batch_tokens: int = 16384
     stride: int | None = None  # a decoder's perplexity: tokens scored a window; null: the whole row, windows do not overlap
     sets: dict[str, EvaluationSet] = field(default_factory=dict)  # further sets to evaluate on at the end, by name
@@ -124,6 +125,7 @@ POSITIVE = (
     *("training." + k for k in ("epochs", "max_steps", "batch_size", "effective_batch_size", "learning_rate")),
     *("training." + k for k in ("gradient_clip", "log_every", "evaluate_every", "save_every", "keep_checkpoints")),
     "evaluation.batch_tokens",
+    "evaluation.mask_draws",
     "evaluation.stride",
 )
 

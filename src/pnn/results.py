@@ -46,7 +46,8 @@ class Finding(TypedDict):
 
 
 class SequenceTotals(TypedDict):
-    """evaluation_by_sequence.json: what differences between runs are paired by, an entry a sequence (a decoder's window)."""
+    """What differences between runs are paired by, an entry per sequence (a decoder's window). evaluation_by_sequence.json has
+    them for every text, by name; `validation` is the run's own."""
 
     targets: list[int]
     correct: list[int]
@@ -94,6 +95,7 @@ class MaskedText(MaskedScores):
     sequences: int
     mask_probability: float
     mask_seed: int
+    mask_draws: NotRequired[int]
 
 
 class CausalText(TypedDict):

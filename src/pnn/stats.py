@@ -119,6 +119,16 @@ def _share_within(angle: float, freedom: int) -> float:
     return 2 / math.pi * (angle + total) if odd else total
 
 
+def seeds_and_sequences(gains: NDArray[np.float64], trials: NDArray[np.float64], draws: int = 2000, seed: int = 0) -> Estimate:
+    """Σ gains / Σ trials, mean over seeds, with the middle 95 % of what it is when seeds and sequences are drawn again, both
+    with replacement. `gains`: (seeds, sequences), what one run's totals are above another's; `trials`: (sequences,)."""
+    count = len(gains)
+    sums = resampled_sums(np.column_stack((gains.T, trials)), draws, seed)
+    chosen = np.random.default_rng([seed, count]).integers(0, count, (draws, count))
+    drawn = np.take_along_axis(sums[:, :count], chosen, axis=1).mean(axis=1) / sums[:, count]
+    return Estimate(float(gains.mean(axis=0).sum() / trials.sum()), *middle(drawn))
+
+
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 BLOCK = 50  # draws at a time: memory for so many times the number of sequences
 

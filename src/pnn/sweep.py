@@ -30,7 +30,7 @@ from pnn.data.shards import prepare
 from pnn.errors import UserError
 from pnn.files import is_taken, write_json, write_text
 from pnn.progress import say, track
-from pnn.runs import check_free, read_json
+from pnn.runs import BY_SEQUENCE, check_free, read_json
 from pnn.stats import Estimate, seeds_and_sequences, student
 from pnn.training.jobs import Job, train_jobs
 from pnn.training.updates import Plan
@@ -60,7 +60,7 @@ def arms_of(configs: Sequence[str], over: Sequence[str]) -> list[Arm]:
             raise UserError(f'--over "{one}": expected section.key=value,value,… as in training.learning_rate=3e-4,1e-3')
         axes.append([(key, yaml.safe_dump(value, default_flow_style=True).splitlines()[0]) for value in values])
     arms = []
-    for config, *chosen in itertools.product(configs, *axes):
+    for config, chosen in itertools.product(configs, itertools.product(*axes)):
         words = [f"{key.rpartition('.')[2]}={value}" for key, value in chosen]
         stem = [Path(config).stem] if len(configs) > 1 or not words else []
         arms.append(Arm(config, tuple(f"{key}={value}" for key, value in chosen), " ".join([*stem, *words])))
@@ -113,9 +113,8 @@ def _claim(folder: Path, asked: dict[str, Any]) -> None:
         before = yaml.safe_load(held.read_text(encoding="utf-8"))
         different = [key for key in ("configs", "over", "settings") if before.get(key) != asked[key]]
         if different:
-            raise UserError(
-                f"{folder} holds another sweep ({different[0]} was {before.get(different[0])}): choose another --output"
-            )
+            was = f"its {different[0]}: {before.get(different[0])}"
+            raise UserError(f"{folder} holds another sweep ({was}): choose another --output")
     elif is_taken(folder):
         raise UserError(f"{folder} already holds other files: choose another --output")
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,9 +134,11 @@ def _updates(config: RunConfig) -> int:
 
 
 def _compared(arms: Sequence[Arm], folder: Path, seeds: int) -> list[dict[str, Any]]:
-    runs = {
-        arm.name: {s: r for s in range(seeds) if (r := _read(folder / _folder_name(arm.name) / f"seed-{s}"))} for arm in arms
-    }
+    runs: dict[str, dict[int, Any]] = {arm.name: {} for arm in arms}
+    for arm, seed in itertools.product(arms, range(seeds)):
+        read = _read(folder / _folder_name(arm.name) / f"seed-{seed}")
+        if read is not None:
+            runs[arm.name][seed] = read
     rows = []
     for arm in arms:
         found = runs[arm.name]
@@ -162,7 +163,7 @@ def _read(run: Path) -> dict[str, Any] | None:
     if not (run / "evaluation.json").exists():
         return None
     evaluation = read_json(run / "evaluation.json")
-    totals = read_json(run / "evaluation_by_sequence.json") if (run / "evaluation_by_sequence.json").exists() else {}
+    totals = read_json(run / BY_SEQUENCE) if (run / BY_SEQUENCE).exists() else {}
     texts = {"validation": evaluation, **evaluation.get("sets", {})}
     return {
         "parameters": evaluation["parameters"],

@@ -198,8 +198,8 @@ def test_totals_of_another_evaluation_are_not_used(three, tmp_path):
     evaluate_run(run, progress=lambda items, _: items, device="cpu")
     held = run / "evaluation_by_sequence.json"
     totals = json.loads(held.read_text())
-    assert len(totals["targets"]) == 50
-    assert load_runs([run])[0].by_sequence == totals
-    totals["correct"][0] += 1
+    assert len(totals["validation"]["targets"]) == 50
+    assert load_runs([run])[0].by_sequence == totals["validation"]
+    totals["validation"]["correct"][0] += 1
     held.write_text(json.dumps(totals))
     assert load_runs([run])[0].by_sequence is None

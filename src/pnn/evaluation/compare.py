@@ -72,6 +72,7 @@ def compare_runs(
                     *texts[key],
                     mask_probability=data.mask_probability,
                     mask_seed=settings.mask_seed,
+                    mask_draws=settings.mask_draws,
                     batch_tokens=batch,
                     precision=one.precision,
                 )

@@ -46,6 +46,7 @@ def evaluate_masked(
     *,
     mask_probability: float = 0.15,
     mask_seed: int = 0,
+    mask_draws: int = 1,
     batch_tokens: int = 16384,
     precision: torch.dtype = torch.float32,
     num_steps: int | None = None,
@@ -59,19 +60,20 @@ def evaluate_masked(
     sequence, token, best, correct, loss = [], [], [], [], []
     # Masks are drawn on the host and results stay on the device until the last batch is on its way: the loop never waits.
     # What piles up on the device is 5 bytes a target and step, little beside one batch's logits.
-    for packed, indices in evaluation_batches(tokens, sequences, batch_tokens):
-        masked = packed.mask(special, mask_probability, mask_seed)
-        labels = to_device(masked.labels, model.device)
-        with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
-            states = states_at(model, replace(packed, input_ids=masked.input_ids), masked.positions, num_steps)
-            steps = [_read_out(model.head(h), labels) for h in states]  # one step's logits at a time
-        correct.append(torch.stack([right for right, _ in steps]))
-        loss.append(torch.stack([value for _, value in steps]))
-        positions, borders = masked.positions.numpy(), packed.cu_seqlens.numpy()
-        sequence.append(indices[np.searchsorted(borders, positions, side="right") - 1])
-        token.append(masked.labels.numpy())
-        if on_embedded:
-            best.append(best_possible(packed.input_ids.numpy(), borders, positions))
+    for draw in range(mask_draws):
+        for packed, indices in evaluation_batches(tokens, sequences, batch_tokens):
+            masked = packed.mask(special, mask_probability, mask_seed + draw)
+            labels = to_device(masked.labels, model.device)
+            with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+                states = states_at(model, replace(packed, input_ids=masked.input_ids), masked.positions, num_steps)
+                steps = [_read_out(model.head(h), labels) for h in states]  # one step's logits at a time
+            correct.append(torch.stack([right for right, _ in steps]))
+            loss.append(torch.stack([value for _, value in steps]))
+            positions, borders = masked.positions.numpy(), packed.cu_seqlens.numpy()
+            sequence.append(indices[np.searchsorted(borders, positions, side="right") - 1])
+            token.append(masked.labels.numpy())
+            if on_embedded:
+                best.append(best_possible(packed.input_ids.numpy(), borders, positions))
     model.train(was_training)
     record = TargetRecord(
         sequence=np.concatenate(sequence),
@@ -86,6 +88,7 @@ def evaluate_masked(
         "sequences": len(sequences),
         "mask_probability": mask_probability,
         "mask_seed": mask_seed,
+        "mask_draws": mask_draws,
         **summarise(record, len(sequences)),
         "commonest": commonest(record.token, tokenizer),
     }

@@ -76,6 +76,7 @@ def evaluate_run(
                 sequences,
                 mask_probability=data.mask_probability,
                 mask_seed=settings.mask_seed,
+                mask_draws=settings.mask_draws,
                 batch_tokens=batch,
                 precision=loaded.precision,
                 num_steps=num_steps,
@@ -90,7 +91,7 @@ def evaluate_run(
     }
     if folder is not None:
         result |= measure(*run_tokens.held_out(folder, data, tokenizer, progress))
-    totals: SequenceTotals | None = result.pop("by_sequence", None)
+    totals: dict[str, SequenceTotals] = {"validation": result.pop("by_sequence")} if folder is not None else {}
     wanted = settings.sets | (sets or {})
     if not wanted and config is None:
         raise UserError(f"{runs.without_text(run, checkpoint)}: say what to evaluate on with --data")
@@ -98,7 +99,7 @@ def evaluate_run(
         treatment = replace(data, undo_wikitext_marks=chosen.undo_wikitext_marks)
         tokens = prepare_source(open_source(chosen.source, treatment, "validation"), tokenizer, treatment, progress)
         one = measure(tokens, np.arange(len(tokens)))
-        del one["by_sequence"]
+        totals[name] = one.pop("by_sequence")
         result.setdefault("sets", {})[name] = one
     if folder is not None and Path(run).resolve() == folder:
         another_way = {"num_steps": num_steps, "stride": stride}
@@ -106,7 +107,7 @@ def evaluate_run(
     return cast(Evaluation, result)
 
 
-def _keep(folder: Path, result: dict[str, Any], totals: SequenceTotals | None, another_way: str) -> None:
+def _keep(folder: Path, result: dict[str, Any], totals: dict[str, SequenceTotals], another_way: str) -> None:
     held = folder / f"evaluation{another_way}.json"
     if not another_way:
         before = runs.read_json(held) if held.exists() else {}

@@ -124,7 +124,7 @@ def _load(folder: Path, name: str) -> Run[Any]:
 
 def _totals(folder: Path, evaluation: Evaluation) -> SequenceTotals | None:
     """The sequences' totals, if they are those of this evaluation."""
-    totals: SequenceTotals | None = _if_there(folder / runs.BY_SEQUENCE)
+    totals: SequenceTotals | None = (_if_there(folder / runs.BY_SEQUENCE) or {}).get("validation")
     if totals is None or sum(totals["targets"]) != evaluation["targets"]:
         return None
     right = sum(totals["correct"]) / evaluation["targets"]

@@ -64,7 +64,7 @@ def train_jobs(jobs: Mapping[str, Job], at_once: int, *, keep_going: bool = Fals
             while waiting or running:
                 if waiting and len(running) < at_once and has_room([jobs[name] for name in running]):
                     name = waiting.pop(0)
-                    log = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process ends)
+                    log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process ends)
                     running[name] = jobs[name].start(threads, log), log
                     continue
                 time.sleep(POLL)
