@@ -32,7 +32,7 @@ def test_an_axis_that_cannot_be_read_is_named(wrong):
 
 
 def test_a_key_that_does_not_exist_is_an_error_before_anything_is_written(tiny_config, tmp_path):
-    with pytest.raises(UserError, match='unknown key "training.learning_rat".*learning_rate'):
+    with pytest.raises(UserError, match=r'unknown key "training\.learning_rat".*learning_rate'):
         run_sweep([str(tiny_config("pnn"))], ["training.learning_rat=1,2"], 1, [], tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
 
