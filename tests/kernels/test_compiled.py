@@ -17,7 +17,7 @@ CODE = """
 import sys, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, rewrite_passes, rewriting
+from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, rewrite_passes, rewriting, rotary
 
 capability = int(sys.argv[1])
 
@@ -40,7 +40,7 @@ for drops in (False, True):
     more = {**numbers, "": "*bf16", "log_sums": "*fp32", "borders": "*i32"}
     build(attention._forward, 8 if drops else 4, {**shape, "block_q": 128 if drops else 64}, **more)
     build(attention._backward, 8, {**shape, "block_q": 128}, **more)
-    for kernel, constants in ((norm._forward, {}), (norm._backward, {"each": norm.ROWS, "adds": True})):
+    for kernel, constants in ((norm._forward, {"subtracts": True}), (norm._backward, {"each": norm.ROWS, "adds": True})):
         floats = ("weight", "bias", "x_bias", "means", "inverse_deviations", "shares")
         shape = {"width": 768, "block": 1024, "has_residual": True, "has_bias": True, "drops": drops}
         build(kernel, 1, {**shape, **constants}, **numbers, **dict.fromkeys(floats, "*fp32"), **{"": "*bf16"})
@@ -48,8 +48,10 @@ for mode in range(3):
     shape = {"each": pointwise.ROWS[mode], "width": 2048, "block": 1024, "mode": mode}
     build(pointwise._kernel, 4, shape, **numbers, bias="*fp32", shares="*fp32", **{"": "*bf16"})
 for kernel in (gate._forward, gate._backward):
-    floats = {"temperature": "*fp32", "temperature_shares": "*fp32"}
-    build(kernel, 4, {"each": gate.ROWS, "width": 768, "block": 1024}, **numbers, **floats, **{"": "*bf16"})
+    floats = dict.fromkeys(("temperature", "opening", "shares"), "*fp32")
+    build(kernel, 4, {"each": gate.ROWS, "width": 768, "block": 1024, "opens": True}, **numbers, **floats, **{"": "*bf16"})
+turns = {"cos": "*fp32", "sin": "*fp32", "groups": "i32", "": "*bf16"}
+build(rotary._turn, 2, {"half": 32, "block": 32, "back": True}, **numbers, **turns)
 halves = ("states", "branches", "new_states", "compressed", "contexts", "grad_new_states", "grad_contexts", "grad_states")
 halves = dict.fromkeys((*halves, "grad_branches", "grad_compressed"), "*bf16")
 row = {"width": 768, "block": 256, "pieces": 3}
@@ -80,6 +82,6 @@ def test_every_kernel_compiles_and_fits(capability):
     done = subprocess.run([sys.executable, "-c", CODE, str(capability)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert len(built) == 24
+    assert len(built) == 25
     for *name, shared in built:
         assert int(shared) <= SHARED[capability] * 1024, name

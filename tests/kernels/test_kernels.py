@@ -13,6 +13,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
 
 from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, random, refinement
+from pnn.nn.rotary import rotation
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -226,14 +227,14 @@ def test_the_mask_keeps_the_right_share_in_every_row_and_column_and_differs_betw
 
 @every_type
 @with_dropout
-@pytest.mark.parametrize("rule", ["equations", "published", "rewrite"])
+@pytest.mark.parametrize("rule", ["equations", "published", "rewrite", "rewrite, turned"])
 @pytest.mark.parametrize("at", [None, [3, 0, 7, 11, 3]])
 def test_a_whole_refinement_step(dtype, p, rule, at):
     """The step that is written out against its equations, with the four dropout masks that it draws from its seeds; for every
     token, and for a few (one of them asked for twice)."""
     at = None if at is None else torch.tensor(at, device=DEVICE)
     torch.manual_seed(0)
-    normed, published, rewrites = rule != "equations", rule == "published", rule == "rewrite"
+    normed, published, rewrites = rule != "equations", rule == "published", rule.startswith("rewrite")
     heads, width, inner = (4, 64, 96) if ON_GPU else (2, 32, 40)
     lengths, longest = [2, 9, 1, 0], 16
     tokens = sum(lengths)
@@ -254,6 +255,8 @@ def test_a_whole_refinement_step(dtype, p, rule, at):
     )
     settings = refinement.Settings(heads, longest, p, p, 1e-5, rewrites)
     h = leaf(1, tokens, width, dtype=dtype)
+    places = torch.cat([torch.arange(length, device=DEVICE) for length in lengths])[None]
+    turns = rotation(places, width // heads, 100.0) if "turned" in rule else None
 
     def kept(rows, columns, index):
         places = torch.arange(rows, device=DEVICE)[:, None], torch.arange(columns, device=DEVICE)[None]
@@ -262,6 +265,10 @@ def test_a_whole_refinement_step(dtype, p, rule, at):
     def plain(h, w):
         x = h[0]
         qkv = F.linear(x, w.qkv, w.qkv_bias).view(tokens, 3, heads, -1)
+        if turns is not None:
+            cos, sin = (part.double()[0, :, None, None] for part in turns)
+            a, b = qkv[:, :2].chunk(2, dim=-1)
+            qkv = torch.cat((torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1), qkv[:, 2:]), dim=1)
         attention_mask, outs = kept(tokens * heads, longest, 0).view(tokens, heads, longest), []
         for start, stop in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
             q, k, v = qkv[start:stop].unbind(1)
@@ -291,7 +298,7 @@ def test_a_whole_refinement_step(dtype, p, rule, at):
     expected = plain(double_h, doubles)
     grad = torch.randn(expected.shape, device=DEVICE, dtype=dtype)
     wanted = torch.autograd.grad(expected, [double_h, *(t for t in doubles if t is not None)], grad.double())
-    out = refinement._Step.apply(h, at, borders, seeds, settings, *given)
+    out = refinement._Step.apply(h, at, borders, seeds, settings, turns, *given)
     got = torch.autograd.grad(out, [h, *(t for t in given if t is not None)], grad)
     tolerance = {torch.bfloat16: 4e-2, torch.float16: 5e-3, torch.float32: 1e-5}[dtype]  # a dozen roundings in a row
     for one, other in zip((out, *got), (expected, *wanted), strict=True):

@@ -39,6 +39,9 @@ MODELS = {
     "gateless": lambda: pnn.PNNForMaskedLM(
         pnn.PNNConfig(**SIZE, update="rewrite", gate="none", num_steps=2, initializer_range=0.2)
     ),
+    "turned": lambda: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(**SIZE, update="rewrite", positions="rotary", schedule=[0, 1], initializer_range=0.2)
+    ),
     "rotary": lambda: pnn.PNNForMaskedLM(
         pnn.PNNConfig(
             **SIZE, update="rewrite", gate="token", positions="rotary", ffn="geglu", num_steps=2, initializer_range=0.2

@@ -3,10 +3,11 @@
     [qkv, q] = W h + b,   a = LN(h + drop(W_o attention(qkv) + b_o)),   f = drop(W_2 drop(GELU(W_1 a + b_1)) + b_2)
     δ = f,  LN(f)  or, where it rewrites,  LN(a + f) − h,   k = W_k δ + b_k,   h⁺ = h + σ(q ⊙ k / τ + b) ⊙ δ
 
-autograd over the single operations computes the same. Written out, the four or five ways that gradients reach h, and the two
-that reach δ, are added inside the products and kernels where they arise, instead of in passes of their own; the gate's query is
-projected in one product with attention's; and there is nothing left to compile. With `at` the step is asked for a few tokens
-only (the predicted ones, at the last step): attention still needs keys and values of all, everything after it is per token.
+With rotary positions attention's q and k are turned first. autograd over the single operations computes the same. Written out,
+the four or five ways that gradients reach h, and the two that reach δ, are added inside the products and kernels where they
+arise, instead of in passes of their own; the gate's query is projected in one product with attention's; and there is nothing
+left to compile. With `at` the step is asked for a few tokens only (the predicted ones, at the last step): attention still needs
+keys and values of all, everything after it is per token.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pnn.kernels import attention, gate, norm, pointwise
+from pnn.kernels import attention, gate, norm, pointwise, rotary
+
+Rotation = tuple[Tensor, Tensor]
 
 
 class Weights(NamedTuple):
@@ -64,6 +67,7 @@ class _Step(torch.autograd.Function):
         borders: Tensor,
         seeds: Tensor,
         settings: Settings,
+        rotation: Rotation | None,
         *parameters: Tensor | None,
     ) -> Tensor:
         w = Weights(*parameters)  # type: ignore[arg-type]
@@ -78,6 +82,8 @@ class _Step(torch.autograd.Function):
         query, out, up, down, key = (matrix.to(dtype) for matrix in (query, w.out, w.up, w.down, w.key))
 
         projected = torch.addmm(projection_bias, x, projection.t())
+        if rotation is not None:
+            rotary.turn(projected, settings.heads, width // settings.heads, rotation)
         qkv, q = _parts(projected, width, settings.heads)
         context, log_sums = attention.forward(qkv, borders, settings.longest, settings.attention_dropout, attention_seed)
         context = context.flatten(1)
@@ -105,7 +111,7 @@ class _Step(torch.autograd.Function):
             *(projection, query, out, up, down, key, w.out_bias, w.norm, w.up_bias, w.down_bias, w.temperature),
             *(*statistics, *(() if w.delta is None else (w.delta,)), *(() if w.opening is None else (w.opening,))),
         )
-        ctx.settings, ctx.shape = settings, h.shape
+        ctx.settings, ctx.shape, ctx.rotation = settings, h.shape, rotation
         ctx.has_biases = w.query_bias is not None, w.key_bias is not None
         ctx.opens = w.opening is not None
         assert q is not None
@@ -158,6 +164,8 @@ class _Step(torch.autograd.Function):
             *(qkv_of(projected, width, settings.heads), context, log_sums, grad_context, grad_qkv),
             *(borders, settings.longest, settings.attention_dropout, attention_seed),
         )
+        if ctx.rotation is not None:
+            rotary.turn(grad_projected, settings.heads, width // settings.heads, ctx.rotation, back=True)
         grad_projection, grad_projection_bias = _product(grad_projected, x), _sum(grad_projected)
         if at is None:
             grad_h = torch.addmm(grad_h, grad_projected, projection, out=grad_h)
@@ -169,7 +177,7 @@ class _Step(torch.autograd.Function):
         has_query_bias, has_key_bias = ctx.has_biases
         return (
             grad_h.view(ctx.shape),
-            *(None, None, None, None),
+            *(None, None, None, None, None),
             *(grad_projection[: 3 * width], grad_projection_bias[: 3 * width]),
             *(_product(grad_attended, seen), sums[2], sums[0], sums[1]),
             *(_product(grad_inner, a), grad_up_bias, _product(grad_raw, active), grad_down_bias),
@@ -201,8 +209,11 @@ def _sum(grad: Tensor) -> Tensor:
 
 
 @torch.compiler.disable  # nothing to gain from it, and it would have to follow all of the above
-def step(h: Tensor, at: Tensor | None, borders: Tensor, weights: Weights, settings: Settings) -> Tensor:
-    """h: (1, tokens, d), packed, in the precision to compute in → the next state; with `at` of these, (1, len(at), d)."""
+def step(
+    h: Tensor, at: Tensor | None, borders: Tensor, weights: Weights, settings: Settings, rotation: Rotation | None = None
+) -> Tensor:
+    """h: (1, tokens, d), packed, in the precision to compute in → the next state; with `at` of these, (1, len(at), d).
+    `rotation`: cos and sin of rotary positions."""
     seeds = torch.randint(0, 2**31 - 1, (4,), device=h.device)
-    out: Tensor = _Step.apply(h, at, borders, seeds, settings, *weights)
+    out: Tensor = _Step.apply(h, at, borders, seeds, settings, rotation, *weights)
     return out

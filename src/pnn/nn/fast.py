@@ -56,7 +56,7 @@ def plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def written_out(refiner: Any, h: Tensor, layout: Layout) -> bool:
     """Whether a step is computed by kernels/refinement: in training, in 16 bit on a GPU, nothing hooked or replaced."""
-    if layout.cu_seqlens is None or layout.rotation is not None or not torch.is_grad_enabled():
+    if layout.cu_seqlens is None or not torch.is_grad_enabled():
         return False
     if not (for_kernels(h) and h.dtype == computed_in(h) and can_write_out(refiner)):
         return False
@@ -156,7 +156,7 @@ def refinement_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None, 
         refiner.attention_norm.eps,
         rewrites,
     )
-    return refinement.step(h, at, layout.cu_seqlens, weights, settings)
+    return refinement.step(h, at, layout.cu_seqlens, weights, settings, layout.rotation)
 
 
 # Their pieces ---------------------------------------------------------------------------------------------------------
