@@ -14,13 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pnn.bench.curves import loss_curves
 from pnn.bench.timing import machine
 from pnn.config import RunConfig, load_config
 from pnn.files import write_json
-from pnn.training.device import FP8_SINCE
 
 UPDATES = 200
 LAST = 20  # updates whose mean loss stands for a curve with dropout
@@ -29,10 +26,6 @@ SEEDS = (0, 1, 2)
 
 def with_model(run: RunConfig, seed: int = 0, **changes: Any) -> RunConfig:
     return replace(run, model={**run.model, **changes}, training=replace(run.training, seed=seed))
-
-
-def has_fp8() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_SINCE
 
 
 def main() -> None:
@@ -53,14 +46,11 @@ def main() -> None:
     plain = with_model(run, dropout=0.0, attention_dropout=0.0)
     fp32 = measure("no dropout, fp32", plain, "fp32")
     half = measure("no dropout, bf16", plain, "bf16")
-    in_fp8 = replace(plain, training=replace(plain.training, fp8=True))
-    eight = measure("no dropout, bf16, logits in fp8", in_fp8, "bf16") if has_fp8() else None
     dropped = [measure(f"dropout, bf16, seed {seed}", with_model(run, seed), "bf16") for seed in SEEDS]
     ours, naive = ([statistics.mean(row[side][-LAST:]) for row in dropped] for side in ("ours", "naive"))
     result["summary"] = {
         "fp32_largest_difference": fp32["largest_difference"],
         "bf16_largest_difference": half["largest_difference"],
-        "fp8_largest_difference": eight and eight["largest_difference"],
         "dropout_last_loss_ours": ours,
         "dropout_last_loss_naive": naive,
         "dropout_mean_difference": statistics.mean(a - b for a, b in zip(ours, naive, strict=True)),

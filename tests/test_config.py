@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
+from pnn import config as config_module
 from pnn.config import (
     CHOICES,
     POSITIVE,
@@ -216,6 +218,21 @@ def test_every_choice_and_bound_belongs_to_a_key_that_exists():
     for key in (*CHOICES, *POSITIVE):
         section, name = key.split(".")
         assert name in {field.name for field in dataclasses.fields(sections[section])}, key
+
+
+def test_removed_keys_are_read_and_ignored_with_one_note(written, capsys):
+    config_module._note_removed.cache_clear()
+    old = load_config(written("training: {fp8: true, seed: 3}"))
+    assert old.training.seed == 3
+    assert load_config("quickstart_pnn", ["training.fp8=true"]) == load_config("quickstart_pnn")
+    assert capsys.readouterr().err.count("training.fp8 was removed") == 1
+
+
+def test_committed_configs_still_load():
+    committed = sorted((Path(__file__).parents[1] / "results").rglob("config.yaml"))
+    assert len(committed) > 20
+    for path in committed:
+        model_config(load_config(str(path)).model)
 
 
 # --set ----------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ that model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -21,6 +22,7 @@ import yaml
 
 from pnn.errors import UserError, did_you_mean, first_line
 from pnn.kinds import Kind, of_section
+from pnn.progress import say
 
 T = TypeVar("T")
 
@@ -67,7 +69,6 @@ class TrainingConfig:
     gradient_clip: float = 1.0
     precision: str = "auto"  # "fp32", "fp16", "bf16"; auto: bf16 on a GPU that has it, fp16 on an older one, fp32 on CPU
     compile: bool | None = None  # torch.compile and recorded passes; null: on a GPU
-    fp8: bool = False  # the loss's logits by a product in fp8, on a GPU of compute capability 8.9 or newer
     device: str = "auto"  # "cpu", "cuda"
     log_every: int = 10  # updates between lines of metrics.jsonl
     evaluate_every: int = 500
@@ -128,6 +129,7 @@ POSITIVE = (
     "evaluation.mask_draws",
     "evaluation.stride",
 )
+REMOVED = {"training.fp8": "computing logits in 8 bits gained 3 %"}  # keys of older configs, and why they went
 
 
 def typed(value: Any, expected: Any, key: str) -> Any:
@@ -230,6 +232,20 @@ def validate(config: RunConfig) -> RunConfig:
     return config
 
 
+def without_removed(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config that an older version wrote, less the keys that mean nothing any more."""
+    for key in REMOVED:
+        section, _, name = key.rpartition(".")
+        if isinstance(raw.get(section), dict) and raw[section].pop(name, None) is not None:
+            _note_removed(key)
+    return raw
+
+
+@functools.cache  # once, however many configs of old runs a command reads
+def _note_removed(key: str) -> None:
+    say(f"note: the key {key} was removed ({REMOVED[key]}) and is ignored")
+
+
 def with_overrides(raw: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """Apply `a.b=c` settings (values are YAML) to the raw mapping of a config file."""
     for setting in overrides:
@@ -260,7 +276,7 @@ def load_config(name_or_path: str, overrides: list[str] | None = None) -> RunCon
     holds only what differs from it."""
     path, raw = _read(name_or_path)
     raw.setdefault("name", path.stem)
-    return validate(from_dict(RunConfig, with_overrides(raw, overrides or [])))
+    return validate(from_dict(RunConfig, without_removed(with_overrides(raw, overrides or []))))
 
 
 def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, dict[str, Any]]:

@@ -55,10 +55,8 @@ def step_weighted_loss(
     labels: Tensor,
     weights: Sequence[float],
     num_items: Tensor | int | None = None,
-    fp8: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """features: one (rows, d) tensor a step; labels: (rows,) → (the loss L, each step's own loss without gradient).
-    `fp8`: where the kernel runs, its logits are computed from 8-bit numbers."""
+    """features: one (rows, d) tensor a step; labels: (rows,) → (the loss L, each step's own loss without gradient)."""
     x = features[0]
     if for_kernels(x) and x.requires_grad and type(decoder) is nn.Linear and untouched(decoder):
         from pnn.kernels import cross_entropy as kernel
@@ -67,7 +65,7 @@ def step_weighted_loss(
         row_weights = torch.cat([labels.new_full((len(x),), weight, dtype=torch.float32) for weight in weights])
         rows, labels_of_rows = torch.cat(tuple(features)), labels.repeat(steps)
         total, losses = kernel.linear_cross_entropy(
-            rows, decoder.weight, decoder.bias, labels_of_rows, row_weights, computed_in(x), fp8
+            rows, decoder.weight, decoder.bias, labels_of_rows, row_weights, computed_in(x)
         )
         divisor = _divisor(num_items, labels)
         return total / divisor, losses.view(steps, -1).sum(1) / divisor

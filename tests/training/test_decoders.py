@@ -262,7 +262,6 @@ def test_wrong_settings_are_clear_errors(tmp_path, pnn_command):
         ("model.value_channels=0", "value_channels=0, but at least one is needed"),
         ("model.residual=rewrite", "residual='rewrite' is none of"),
         ("model.compressor_kernel_size=65", "compressor_kernel_size=65 is longer than the context"),
-        ("training.fp8=true", "fp8"),
     ):
         code, _, err = pnn_command("train", "ddl_tiny", "--output", tmp_path / "run", "--set", setting)
         assert code == 2

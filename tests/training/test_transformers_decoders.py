@@ -159,7 +159,6 @@ def test_the_tiny_config_has_nothing_left_of_what_it_extends():
         ("model.type=transformer", "no architecture 'transformer' (did you mean \"transformers\"?)"),
         ("model.n_head=5", "divisible"),
         ("model.n_positions=16", "max_position_embeddings: 16, but data.max_length is 64"),
-        ("training.fp8=true", "fp8"),
     ],
 )
 def test_wrong_settings_are_clear_errors(tmp_path, pnn_command, setting, message):

@@ -70,9 +70,7 @@ def trainer_of(run: RunConfig) -> Iterator[Trainer]:
 @contextmanager
 def host_trainer_of(run: RunConfig) -> Iterator[Trainer]:
     """The same on the CPU: text, batches, masks and first weights for a baseline, nothing of ours on its GPU."""
-    with trainer_of(
-        replace(run, training=replace(run.training, device="cpu", precision="fp32", compile=False, fp8=False))
-    ) as trainer:
+    with trainer_of(replace(run, training=replace(run.training, device="cpu", precision="fp32", compile=False))) as trainer:
         yield trainer
 
 

@@ -7,8 +7,7 @@ Rows are taken in chunks. For each chunk the logits are computed, one kernel tur
 nothing left to do but to multiply by the incoming gradient, and memory holds one chunk of logits instead of all.
 
 W is copied to the computing precision with its rows padded to a multiple of 128: matrix units read rows of 30,522 numbers
-at a fraction of their speed. With `fp8` the logits are a product of 8-bit numbers (e4m3, each tensor scaled to their range);
-gradients stay in 16 bit.
+at a fraction of their speed.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, row_weights: Tensor, dtype: torch.dtype,
-        chunk: int, fp8: bool = False,
+        chunk: int,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         rows, width = x.shape
         vocabulary = len(weight)
@@ -89,16 +88,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_matrix = x.new_zeros(padded, width, dtype=torch.float32)
         grad_bias = x.new_zeros(padded, dtype=torch.float32)
         buffer = x.new_empty(min(chunk, rows), padded, dtype=dtype)
-        matrix8, matrix_scale = _to_fp8(matrix) if fp8 else (matrix, matrix)  # unused without
         for first in range(0, rows, chunk):
             part = inputs[first : first + chunk]
-            if fp8:
-                part8, scale = _to_fp8(part)
-                logits = torch._scaled_mm(
-                    part8, matrix8.t(), scale, matrix_scale, bias=offsets, out_dtype=dtype, use_fast_accum=True
-                )
-            else:
-                logits = torch.addmm(offsets, part, matrix.t(), out=buffer[: len(part)])
+            logits = torch.addmm(offsets, part, matrix.t(), out=buffer[: len(part)])
             _losses_and_gradients[(len(part),)](
                 logits,
                 labels[first:],
@@ -125,14 +117,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             (grad_x * grad).to(ctx.x_dtype),
             (grad_weight * grad).to(ctx.weight_dtype),
             None if ctx.bias_dtype is None else (grad_bias * grad).to(ctx.bias_dtype),
-            *[None] * 5,
+            *[None] * 4,
         )
-
-
-def _to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x in e4m3, scaled so that its largest number is the type's, and the scale that gives it back."""
-    scale = x.abs().amax().float().clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
-    return (x / scale).to(torch.float8_e4m3fn), scale
 
 
 def _add_product(total: Tensor, gradients: Tensor, inputs: Tensor) -> None:
@@ -144,7 +130,7 @@ def _add_product(total: Tensor, gradients: Tensor, inputs: Tensor) -> None:
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, row_weights: Tensor, dtype: torch.dtype, fp8: bool = False
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, row_weights: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """x: (rows, d), labels: (rows,), below zero where nothing is predicted, row_weights: (rows,) → the weighted sum of the
     rows' losses, which has gradients, and each row's loss, which has none."""
@@ -152,5 +138,5 @@ def linear_cross_entropy(
     chunks = -(-len(x) // chunk)
     even = -(-len(x) // chunks)  # chunks of equal size
     chunk = -(-even // 64) * 64
-    total, losses = _LinearCrossEntropy.apply(x, weight, bias, labels, row_weights, dtype, chunk, fp8)
+    total, losses = _LinearCrossEntropy.apply(x, weight, bias, labels, row_weights, dtype, chunk)
     return total, losses

@@ -271,9 +271,7 @@ class MaskedLMBase(PnnPreTrainedModel):
             trained, weights = self.supervised(states)
             rows = [*(only_at(h, at)[0] for h in trained[:-1]), last]
             features = [self.head.features(h) for h in rows]
-            loss, step_losses = step_weighted_loss(
-                features, self.head.decoder, labels, weights, num_items_in_batch, fp8=self.head.fp8
-            )
+            loss, step_losses = step_weighted_loss(features, self.head.decoder, labels, weights, num_items_in_batch)
         if output_logits:
             logits = self.head(out.last_hidden_state if logit_positions is None else last)
         return MaskedLMOutput(

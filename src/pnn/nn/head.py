@@ -12,7 +12,6 @@ class VocabularyHead(nn.Module):
         self.transform = nn.Linear(hidden_size, hidden_size) if transform else None
         self.norm = nn.LayerNorm(hidden_size, eps=eps) if transform else None
         self.decoder = nn.Linear(hidden_size, vocab_size)
-        self.fp8 = False  # whether the training loss may compute its logits in fp8; a trainer's choice, not part of the model
 
     def features(self, h: Tensor) -> Tensor:
         """What the vocabulary matrix is applied to."""

@@ -17,7 +17,6 @@ from pnn import kernels
 from pnn.config import RunConfig, TrainingConfig
 from pnn.errors import UserError
 
-FP8_SINCE = (8, 9)
 TRITON_KNOWS = (7, 0)  # the oldest compute capability that torch.compile takes
 
 
@@ -39,11 +38,6 @@ def precision_of(config: RunConfig) -> tuple[str, bool]:
         name = torch.cuda.get_device_name()
         raise UserError(f"training.precision: bf16, but {name} cannot compute in it: use fp16, which auto would choose")
     return ("no" if precision == "fp32" else precision), on_gpu
-
-
-def check_fp8(training: TrainingConfig, mixed_precision: str, on_gpu: bool) -> None:
-    if training.fp8 and not (on_gpu and mixed_precision == "bf16" and torch.cuda.get_device_capability() >= FP8_SINCE):
-        raise UserError("training.fp8: true needs a GPU of compute capability 8.9 or newer and training.precision bf16")
 
 
 def check_own_gpu() -> None:

@@ -30,13 +30,12 @@ from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
-from pnn.models.base import MaskedLMBase
 from pnn.models.lean import leave_out_logits
 from pnn.models.sections import build_model, compile_blocks, model_config
 from pnn.nn.fast import kernels_compute
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
-from pnn.training.device import check_fp8, compiles, precision_of
+from pnn.training.device import compiles, precision_of
 from pnn.training.objective import objective_of
 from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
 from pnn.training.recording import Recorder, can_record
@@ -60,7 +59,6 @@ class Trainer:
         self.config, self.run, self.quiet = config, run, quiet
         mixed_precision, on_gpu = precision_of(config)
         self.compiled = compiles(config.training, on_gpu)
-        check_fp8(config.training, mixed_precision, on_gpu)
         # several runs in one process may differ in precision and device; processes that are connected stay so
         AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
         self.accelerator = Accelerator(
@@ -133,10 +131,6 @@ class Trainer:
                 f"model.max_position_embeddings: {section.max_position_embeddings}, but data.max_length is {data.max_length}"
             )
         model = build_model(section)
-        if isinstance(model, MaskedLMBase):
-            model.head.fp8 = self.config.training.fp8
-        elif self.config.training.fp8:
-            raise UserError("training.fp8: only masked models have it")
         if not self.config.kind.ours:
             leave_out_logits(model)
         return model
