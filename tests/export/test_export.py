@@ -152,7 +152,7 @@ def test_mistakes(pnn_command, checkpoints, tmp_path):
     fails(pnn_command, checkpoints["pnn"], "--output", out, "--steps", 2, says=("--steps 2", "--onnx"))
     fails(pnn_command, checkpoints["pnn"], "--output", tmp_path, says=("exists already",))
     fails(pnn_command, checkpoints["pnn"], "--output", out, "--push-to", "name", says=("owner/name",))
-    fails(pnn_command, checkpoints["pnn"], "--output", out, "--push-to", tmp_path, says=("exists already",))
+    fails(pnn_command, checkpoints["pnn"], "--output", out, "--push-to", "./shelf", says=("owner/name",))
     config = transformers.BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     other = tmp_path / "other"
     transformers.BertForMaskedLM(config).save_pretrained(other)

@@ -1,4 +1,4 @@
-"""Publishing: into a folder, and to a hub that stands in for the real one."""
+"""Publishing, to a hub that stands in for the real one."""
 
 import base64
 import json
@@ -6,22 +6,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import transformers
 
 from pnn.errors import UserError
 from pnn.export import hub
 from pnn.export.run import export_run
-
-
-def test_a_path_is_published_to_as_a_folder(pnn_command, checkpoints, tmp_path):
-    target = tmp_path / "shared" / "model"
-    code, out, err = pnn_command("export", checkpoints["pnn"], "--output", tmp_path / "out", "--push-to", target)
-    assert code == 0, err
-    assert out.splitlines() == [str(tmp_path / "out"), str(target)]
-    assert {path.name for path in target.iterdir()} == {path.name for path in (tmp_path / "out").iterdir()}
-    transformers.AutoModelForMaskedLM.from_pretrained(target)
-    with pytest.raises(UserError, match="exists already"):
-        hub.push(tmp_path / "out", str(target))
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -1,40 +1,25 @@
-"""Publish an exported folder: on the Hugging Face hub, or, for a name that is a path, in a folder (a shared disk, a mirror)."""
+"""Publish an exported folder on the Hugging Face hub."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
 from pnn.errors import UserError
-from pnn.files import new_folder
-
-
-def is_path(target: str) -> bool:
-    return target.startswith(("/", "./", "../", "~"))
 
 
 def check_target(target: str) -> None:
-    if is_path(target):
-        if Path(target).expanduser().exists():
-            raise UserError(f"--push-to {target}: it exists already")
-    elif target.count("/") != 1:
-        raise UserError(f"--push-to {target}: owner/name on the hub, or a path that begins with / or ./")
+    if target.count("/") != 1 or target.startswith(("/", ".", "~")):
+        raise UserError(f"--push-to {target}: give a name on the hub, owner/name (--output takes a folder of your own)")
 
 
-def push(folder: Path, target: str, *, private: bool = True) -> str:
-    """Returns where it lies now."""
-    check_target(target)
-    if is_path(target):
-        place = Path(target).expanduser()
-        with new_folder(place) as partial:
-            shutil.copytree(folder, partial, dirs_exist_ok=True)
-        return str(place)
+def push(folder: Path, target: str) -> str:
+    """Into a private repository. Returns where it lies now."""
     api = HfApi()
     try:
-        api.create_repo(target, exist_ok=True, private=private)
+        api.create_repo(target, exist_ok=True, private=True)
         return str(api.upload_folder(repo_id=target, folder_path=folder, commit_message="Exported by pnn"))
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
