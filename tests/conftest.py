@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # as the command sets it, too late for this process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; also what makes sums come out in one order
 
 import torch

@@ -24,7 +24,7 @@ pretrain() { # CONFIG [SETTING…]
 study() { # NAME MODEL… --data TEXT…
   name=$1
   shift
-  (cd "$runs" && $pnn plasticity study "$@" --output "$runs/$name" --length 256 --batch-rows 16 --validation-rows 128 \
+  (cd "$runs" && $pnn plasticity study "$@" --output "$runs/$name" --max-length 256 --batch-size 16 --validation-rows 128 \
     --learn-steps 100 --jobs "$jobs" --resume)
 }
 
@@ -32,7 +32,7 @@ cycle() { # NAME MODEL [OPTION…]
   name=$1 model=$2
   shift 2
   [ -e "$runs/$name/summary.json" ] || (cd "$runs" && $pnn plasticity cycle "$model" --data "$text" --output "$runs/$name" \
-    --resume --length 512 --batch-rows 16 --learn-steps 200 --validation-rows 128 "$@")
+    --resume --max-length 512 --batch-size 16 --learn-steps 200 --validation-rows 128 "$@")
 }
 
 longer() { # ten times the study's updates, on ten times the text: does growth begin to matter? Twelve small cycles side by side
@@ -44,7 +44,7 @@ longer() { # ten times the study's updates, on ten times the text: does growth b
       name=longer_$1_$seed
       shift
       [ -e "$runs/$name/summary.json" ] || (cd "$runs" && $pnn plasticity cycle "$data/stories15M" --data "$runs/more_stories.txt" --output "$runs/$name" --resume \
-        --length 256 --batch-rows 16 --learn-steps 1000 --evaluate-every 100 --validation-rows 128 --seed "$seed" "$@" > "$runs/$name.log" 2>&1) &
+        --max-length 256 --batch-size 16 --learn-steps 1000 --evaluate-every 100 --validation-rows 128 --seed "$seed" "$@" > "$runs/$name.log" 2>&1) &
       started+=($!)
     done
   done

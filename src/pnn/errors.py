@@ -1,4 +1,4 @@
-"""The one exception a user is meant to read.
+"""The one exception a user is meant to read, and one that is no error.
 
 Anything a person can get wrong (a path, a key, a broken file) raises `UserError` with one sentence that says what is
 wrong and what to do; the command line prints the sentence and exits with code 2. Everything else is a bug of ours and
@@ -8,11 +8,20 @@ keeps its traceback.
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
 class UserError(Exception):
     """Bad input, said in one sentence."""
+
+
+class Stopped(Exception):  # noqa: N818  (not an error: it did what it was asked)
+    """The run was asked to stop (Ctrl-C or SIGTERM), has saved and stopped."""
+
+    def __init__(self, signal_number: int, step: int):
+        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; --resume goes on from there")
+        self.exit_code = 128 + signal_number
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -47,9 +47,11 @@ class Bars:
     def __enter__(self) -> Bars:
         if console.is_terminal and not self.quiet:
             counted = None not in self.totals.values()
-            middle = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if counted else [SpinnerColumn()]
-            ends = [TimeElapsedColumn(), TextColumn("{task.fields[note]}")]
-            self._rich = Progress(TextColumn("{task.description}"), *middle, *ends, console=console)
+            middle = [BarColumn(), MofNCompleteColumn()] if counted else [SpinnerColumn()]
+            times = [TimeElapsedColumn(), TextColumn("elapsed")]
+            times += [TimeRemainingColumn(), TextColumn("left")] if counted else []
+            columns = [TextColumn("{task.description}"), *middle, *times, TextColumn("{task.fields[note]}")]
+            self._rich = Progress(*columns, console=console)
             self._rich.start()
             self._tasks = {label: self._rich.add_task(label, total=total, note="") for label, total in self.totals.items()}
         return self

@@ -210,7 +210,7 @@ def test_file_names_say_what_was_timed_where():
 )
 def test_bad_input_is_one_sentence(pnn_command, tiny_config, tmp_path, arguments, says):
     out = tmp_path / "out.json"
-    code, _, err = pnn_command("bench", tiny_config(), "--out", out, *arguments)
+    code, _, err = pnn_command("bench", tiny_config(), "--output", out, *arguments)
     assert code == 2
     assert all(words in err for words in says), err
     assert not out.exists()
@@ -246,7 +246,7 @@ def test_scaling_varies_one_thing_at_a_time_and_draws_it(pnn_command, small_prod
 
     monkeypatch.setattr("pnn.bench.scaling.processes_row", row)
     out = tmp_path / "scaling.json"
-    code, _, err = pnn_command("bench", tiny_config(), "--what", "scaling", "--seconds", "0.05", "--out", out)
+    code, _, err = pnn_command("bench", tiny_config(), "--what", "scaling", "--seconds", "0.05", "--output", out)
     assert code == 0, err
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads(out.read_text())["rows"]

@@ -71,24 +71,24 @@ def test_all_experiments_leave_the_published_files(pnn_command, undrawn, run):
 
 
 def test_one_experiment_joins_those_before_it_if_text_and_model_are_the_same(pnn_command, undrawn, run, tmp_path):
-    words = ("evidence", run, "--sequences", 20, "--out", tmp_path, "--experiment")
+    words = ("evidence", run, "--sequences", 20, "--output", tmp_path, "--experiment")
     assert pnn_command(*words, "meg")[0] == 0
     assert pnn_command(*words, "layerwise_activity")[0] == 0
     assert {"about", "meg_analysis", "layerwise_activity_analysis"} == set(
         json.loads((tmp_path / "experimental_results.json").read_text())
     )
-    assert pnn_command("evidence", run, "--sequences", 10, "--out", tmp_path, "--experiment", "meg")[0] == 0
+    assert pnn_command("evidence", run, "--sequences", 10, "--output", tmp_path, "--experiment", "meg")[0] == 0
     assert {"about", "meg_analysis"} == set(json.loads((tmp_path / "experimental_results.json").read_text()))
 
 
 def test_an_unknown_experiment_is_one_sentence_and_loses_nothing(pnn_command, run, tmp_path):
     before = tmp_path / "experimental_results.json"
     before.write_text("{}")
-    code, _, err = pnn_command("evidence", run, "--out", tmp_path, "--experiment", "megg")
+    code, _, err = pnn_command("evidence", run, "--output", tmp_path, "--experiment", "megg")
     assert code == 2
     assert err.strip() == 'pnn: --experiment megg: no such experiment (did you mean "meg"?)'
     assert before.read_text() == "{}"
-    code, _, err = pnn_command("analyze", "gate", run, "--out", tmp_path)
+    code, _, err = pnn_command("analyze", "gate", run, "--output", tmp_path)
     assert code == 2
     assert err.strip() == 'pnn: analyze gate: no such analysis (did you mean "gates"?)'
 

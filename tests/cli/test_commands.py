@@ -21,6 +21,7 @@ def test_train_then_report_then_look_at_the_data(pnn_command, undrawn, tiny_conf
     code, out, err = pnn_command("train", tiny_config(), "--output", run, "--max-steps", 6, "--num-steps", 2, "--seed", 3)
     assert code == 0, err
     assert "accuracy after each refinement step" in out
+    assert out.splitlines()[-1] == f'The run is in {run}. Next: pnn report {run}, or pnn fill {run} "… [MASK] …"'
     assert "num_steps: 2" in (run / "config.yaml").read_text()
     code, out, err = pnn_command("report", run)
     assert code == 0, err
@@ -182,28 +183,6 @@ def test_an_example_stands_in_a_line_of_its_own(pnn_command):
     for command in ("train", "bench"):
         _, out, _ = pnn_command(command, "--help")
         assert re.search(r"\n\n  (Several GPUs|How the cost grows)", out), out
-
-
-def test_every_command_has_an_example_in_its_help(pnn_command):
-    plain = (
-        "train",
-        "evaluate",
-        "fill",
-        "generate",
-        "quickstart",
-        "report",
-        "bench",
-        "compare",
-        "evidence",
-        "finetune",
-        "export",
-    )
-    grouped = [("data", "prepare"), ("data", "info"), *(("analyze", name) for name in ("convergence", "gates", "optimisation"))]
-    for command in (*plain, *grouped):
-        words = command if isinstance(command, tuple) else (command,)
-        code, out, _ = pnn_command(*words, "--help")
-        assert code == 0
-        assert "Example: pnn " + " ".join(words) in out
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the OpenMP of GCC")

@@ -31,7 +31,7 @@ def fails(pnn_command, *arguments, says):
 
 def test_the_table_says_what_the_json_holds(pnn_command, two, tmp_path):
     out_file = tmp_path / "comparison.json"
-    code, out, err = pnn_command("compare", *two, "--out", out_file)
+    code, out, err = pnn_command("compare", *two, "--output", out_file)
     assert code == 0, err
     result = json.loads(out_file.read_text())
     for run in result["runs"]:
@@ -70,17 +70,17 @@ def test_bad_input_is_a_sentence_and_nothing_is_written(pnn_command, two, tmp_pa
     empty = tmp_path / "empty"
     empty.mkdir()
     (tmp_path / "one.txt").write_text("a single line of more than twenty characters\n")
-    fails(pnn_command, first, "--out", out, says=("at least two runs",))
-    fails(pnn_command, first, first, "--out", out, says=("the same checkpoint",))
+    fails(pnn_command, first, "--output", out, says=("at least two runs",))
+    fails(pnn_command, first, first, "--output", out, says=("the same checkpoint",))
     best = (first / "checkpoints" / "best").resolve()
-    fails(pnn_command, first, best, "--out", out, says=("the same checkpoint", str(best)))
-    fails(pnn_command, first, empty, "--out", out, says=(str(empty), "holds no checkpoint"))
-    fails(pnn_command, first, tmp_path / "nowhere", "--out", out, says=("no run or checkpoint", "nowhere"))
-    fails(pnn_command, first, second, "--data", tmp_path / "no.txt", "--out", out, says=("no.txt",))
-    fails(pnn_command, first, second, "--data", tmp_path / "one.txt", "--out", out, says=("too little text",))
-    fails(pnn_command, first, second, "--undo-wikitext-marks", "--out", out, says=("--data",))
-    fails(pnn_command, first, second, "--out", tmp_path / "no" / "out.json", says=("there is no folder",))
-    fails(pnn_command, first, second, "--out", empty, says=("is a folder",))
+    fails(pnn_command, first, best, "--output", out, says=("the same checkpoint", str(best)))
+    fails(pnn_command, first, empty, "--output", out, says=(str(empty), "holds no checkpoint"))
+    fails(pnn_command, first, tmp_path / "nowhere", "--output", out, says=("no run or checkpoint", "nowhere"))
+    fails(pnn_command, first, second, "--data", tmp_path / "no.txt", "--output", out, says=("no.txt",))
+    fails(pnn_command, first, second, "--data", tmp_path / "one.txt", "--output", out, says=("too little text",))
+    fails(pnn_command, first, second, "--undo-wikitext-marks", "--output", out, says=("--data",))
+    fails(pnn_command, first, second, "--output", tmp_path / "no" / "out.json", says=("there is no folder",))
+    fails(pnn_command, first, second, "--output", empty, says=("is a folder",))
     assert not out.exists()
     assert not (tmp_path / "no").exists()
     assert not any(empty.iterdir())

@@ -54,6 +54,8 @@ def test_a_corpus_that_cannot_be_read(pnn_command, tiny_config, tmp_path, conten
         ({"trainin": {}}, ('"trainin"', 'did you mean "training"')),
         ({"training": {"batch_size": "many"}}, ("training.batch_size", "a whole number", "'many'")),
         ({"model": {"hidden_size": 3.5}}, ("model.hidden_size", "a whole number", "3.5")),
+        ({"model": {"hidden_size": 0}}, ("model.hidden_size", "above zero", "0")),
+        ({"model": {"num_attention_heads": -2}}, ("model.num_attention_heads", "above zero", "-2")),
         ({"model": {"num_attention_heads": 5}}, ("num_attention_heads=5", "hidden_size=32")),
         ({"model": {"type": "brt"}}, ("model.type", "'brt'", 'did you mean "bert"')),
         ({"model": {"gate": "open"}}, ("gate='open'", "query_key")),

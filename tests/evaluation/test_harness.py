@@ -210,7 +210,7 @@ def compare(result: dict, expected: dict[str, dict[str, float]]) -> None:
 @pytest.mark.parametrize("bf16", [False, True])  # autocast, as on a GPU
 def test_ddl_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, ddl, files, through_lm_eval, monkeypatch, bf16):
     monkeypatch.setattr(harness, "_has_bf16", lambda device: bf16)
-    options = ("--tasks", "all", "--shots", "1", "--task-files", files, "--limit", 6, "--json")
+    options = ("--task", "all", "--shots", "1", "--task-files", files, "--limit", 6, "--json")
     code, out, err = pnn_command("evaluate", ddl, *options)
     assert code == 0, err
     result = json.loads(out)["shots"]["1"]
@@ -222,7 +222,7 @@ def test_ddl_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, ddl, 
 
 @pytest.mark.slow
 def test_llama_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, llama, files, through_lm_eval):
-    options = ("--tasks", "all", "--shots", "0", "--task-files", files, "--limit", 6, "--json")
+    options = ("--task", "all", "--shots", "0", "--task-files", files, "--limit", 6, "--json")
     code, out, err = pnn_command("evaluate", llama, *options)
     assert code == 0, err
     result = json.loads(out)["shots"]["0"]
@@ -239,7 +239,7 @@ def run(ddl, tmp_path) -> Path:
 
 
 def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, run, ddl, files):
-    options = ("--tasks", "piqa,winogrande", "--task-files", files)
+    options = ("--task", "piqa,winogrande", "--task-files", files)
     code, out, err = pnn_command("evaluate", run, *options)
     assert code == 0, err
     for words in ("piqa", "winogrande", "acc_norm", "average", "0-shot", "1-shot", "never the one that is asked"):
@@ -263,7 +263,7 @@ def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, run, ddl,
 
 def test_a_task_joins_those_that_were_measured_before(pnn_command, run, files):
     def measure(tasks: str, shots: str) -> dict[str, dict]:
-        code, out, err = pnn_command("evaluate", run, "--task-files", files, "--tasks", tasks, "--shots", shots, "--json")
+        code, out, err = pnn_command("evaluate", run, "--task-files", files, "--task", tasks, "--shots", shots, "--json")
         assert code == 0, err
         result = json.loads(out)["shots"]
         assert {name for one in result.values() for name in one["tasks"]} == set(tasks.split(","))  # what was asked for
@@ -280,7 +280,7 @@ def test_a_task_joins_those_that_were_measured_before(pnn_command, run, files):
 
 def test_a_trial_on_a_few_documents_is_not_kept(pnn_command, run, files):
     before = (run / "evaluation.json").read_bytes()
-    code, out, err = pnn_command("evaluate", run, "--tasks", "piqa", "--task-files", files, "--limit", 5)
+    code, out, err = pnn_command("evaluate", run, "--task", "piqa", "--task-files", files, "--limit", 5)
     assert code == 0, err
     assert "first 5 documents" in out
     assert (run / "evaluation.json").read_bytes() == before
@@ -327,7 +327,7 @@ def test_the_eight_tasks_as_published(pnn_command, ddl, tmp_path):
     files = tmp_path / "lm_eval_tasks"
     counts = {name: len(read_documents(files, name, 1)) for name in TASKS}
     assert list(counts.values()) == [1172, 2376, 10042, 500, 1838, 1000, 1954, 1267]
-    options = ("--tasks", "all", "--task-files", files, "--limit", 4, "--json")
+    options = ("--task", "all", "--task-files", files, "--limit", 4, "--json")
     code, out, err = pnn_command("evaluate", ddl, *options)
     assert code == 0, err
     for result in json.loads(out)["shots"].values():
@@ -347,15 +347,15 @@ def fails(pnn_command, *arguments) -> str:
 
 
 def test_arguments_that_make_no_sense(pnn_command, ddl, files, tmp_path):
-    assert 'did you mean "arc_easy"' in fails(pnn_command, ddl, "--tasks", "piqa,arc_esay", "--task-files", files)
-    assert "known: all, arc_challenge" in fails(pnn_command, ddl, "--tasks", "", "--task-files", files)
-    assert "--shots 0,x" in fails(pnn_command, ddl, "--tasks", "piqa", "--shots", "0,x", "--task-files", files)
-    assert "8 documents: too few" in fails(pnn_command, ddl, "--tasks", "piqa", "--shots", "8", "--task-files", files)
-    assert "no such folder" in fails(pnn_command, ddl, "--tasks", "piqa", "--task-files", tmp_path / "nowhere")
-    assert "no piqa.jsonl, which piqa needs" in fails(pnn_command, ddl, "--tasks", "piqa", "--task-files", tmp_path)
-    assert "belong to --tasks" in fails(pnn_command, ddl, "--limit", 3)
-    assert "leave out --data" in fails(pnn_command, ddl, "--tasks", "piqa", "--data", "synthetic")
-    assert "nothing" in fails(pnn_command, tmp_path / "nothing", "--tasks", "piqa", "--task-files", files)
+    assert 'did you mean "arc_easy"' in fails(pnn_command, ddl, "--task", "piqa,arc_esay", "--task-files", files)
+    assert "known: all, arc_challenge" in fails(pnn_command, ddl, "--task", "", "--task-files", files)
+    assert "--shots 0,x" in fails(pnn_command, ddl, "--task", "piqa", "--shots", "0,x", "--task-files", files)
+    assert "8 documents: too few" in fails(pnn_command, ddl, "--task", "piqa", "--shots", "8", "--task-files", files)
+    assert "no such folder" in fails(pnn_command, ddl, "--task", "piqa", "--task-files", tmp_path / "nowhere")
+    assert "no piqa.jsonl, which piqa needs" in fails(pnn_command, ddl, "--task", "piqa", "--task-files", tmp_path)
+    assert "belong to --task" in fails(pnn_command, ddl, "--limit", 3)
+    assert "leave out --data" in fails(pnn_command, ddl, "--task", "piqa", "--data", "synthetic")
+    assert "nothing" in fails(pnn_command, tmp_path / "nothing", "--task", "piqa", "--task-files", files)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_arguments_that_make_no_sense(pnn_command, ddl, files, tmp_path):
 )
 def test_a_file_that_cannot_be_read(pnn_command, ddl, tmp_path, content, says):
     (tmp_path / "piqa.jsonl").write_bytes(content)
-    line = fails(pnn_command, ddl, "--tasks", "piqa", "--task-files", tmp_path)
+    line = fails(pnn_command, ddl, "--task", "piqa", "--task-files", tmp_path)
     assert str(tmp_path / "piqa.jsonl") in line
     assert says in line
 
@@ -382,7 +382,7 @@ def test_models_that_do_not_predict_the_next_token(pnn_command, files, tmp_path)
     BertForMaskedLM(BertConfig(**shape, num_hidden_layers=1)).save_pretrained(tmp_path / "bert")
     for name, kind in (("pnn", "PNNForMaskedLM"), ("bert", "BertForMaskedLM")):
         of_synthetic_language(64).save_pretrained(tmp_path / name)
-        line = fails(pnn_command, tmp_path / name, "--tasks", "piqa", "--task-files", files)
+        line = fails(pnn_command, tmp_path / name, "--task", "piqa", "--task-files", files)
         assert f"a {kind} fills in masks, it does not continue a text" in line
 
 
@@ -391,7 +391,7 @@ def test_checkpoints_that_cannot_be_trusted(pnn_command, ddl, files, tmp_path):
         shutil.copytree(ddl, tmp_path / name)
         return tmp_path / name
 
-    options = ("--tasks", "piqa", "--task-files", files)
+    options = ("--task", "piqa", "--task-files", files)
     (broken("weights") / "model.safetensors").write_bytes(b"no weights")
     assert "cannot load a causal language model" in fails(pnn_command, tmp_path / "weights", *options)
     config = broken("larger") / "config.json"
@@ -406,7 +406,7 @@ def test_results_that_are_damaged_are_left_alone(pnn_command, ddl, files, tmp_pa
     shutil.copytree(ddl, tmp_path / "checkpoints" / "best")
     (tmp_path / "config.yaml").write_text("name: run\n")
     (tmp_path / "evaluation.json").write_text('{"loss": ')
-    assert "is not JSON" in fails(pnn_command, tmp_path, "--tasks", "piqa", "--task-files", files)
+    assert "is not JSON" in fails(pnn_command, tmp_path, "--task", "piqa", "--task-files", files)
     assert (tmp_path / "evaluation.json").read_text() == '{"loss": '
 
 
@@ -414,6 +414,6 @@ def test_no_hub_and_no_lm_eval(pnn_command, ddl, monkeypatch, tmp_path):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    assert "give them with --task-files" in fails(pnn_command, ddl, "--tasks", "piqa")
+    assert "give them with --task-files" in fails(pnn_command, ddl, "--task", "piqa")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert "pip install -e '.[eval]'" in fails(pnn_command, ddl, "--tasks", "piqa")
+    assert "pip install -e '.[eval]'" in fails(pnn_command, ddl, "--task", "piqa")

@@ -60,7 +60,7 @@ class TestGraph:
         assert expected.std() > 1e-3
 
     def test_the_number_of_steps_is_fixed(self, checkpoints, tmp_path):
-        export_run(str(checkpoints["pnn"]), tmp_path / "out", with_onnx=True, steps=2)
+        export_run(str(checkpoints["pnn"]), tmp_path / "out", with_onnx=True, num_steps=2)
         ids = torch.arange(5, 25).view(2, 10)
         mask = torch.ones_like(ids)
         model = open_for_export(str(checkpoints["pnn"])).model
@@ -72,8 +72,8 @@ class TestGraph:
 
     def test_a_graph_that_differs_is_not_kept(self, pnn_command, checkpoints, tmp_path, monkeypatch):
         monkeypatch.setattr(ours, "TOLERANCE", -1.0)
-        code, _, err = pnn_command("export", checkpoints["pnn"], "--output", tmp_path / "out", "--onnx", "--steps", 1)
+        code, _, err = pnn_command("export", checkpoints["pnn"], "--output", tmp_path / "out", "--onnx", "--num-steps", 1)
         assert code == 2
         assert "differs from torch" in err
-        assert "fewer --steps" in err
+        assert "fewer --num-steps" in err
         assert not (tmp_path / "out").exists()

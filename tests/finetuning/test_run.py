@@ -144,7 +144,7 @@ def test_the_same_command_gives_the_same_files(pnn_command, tiny_encoders, task_
 def test_steps_are_a_dial(pnn_command, tiny_encoders, task_files, tmp_path):
     for steps in (1, 5):
         out = tmp_path / str(steps)
-        options = ["--task", "cola,copa", "--data", task_files, "--output", out, "--steps", steps, *QUICK]
+        options = ["--task", "cola,copa", "--data", task_files, "--output", out, "--num-steps", steps, *QUICK]
         code, _, err = pnn_command("finetune", tiny_encoders["pnn"], *options)
         assert code == 0, err
         result = read(out / "cola" / "result.json")
@@ -154,8 +154,8 @@ def test_steps_are_a_dial(pnn_command, tiny_encoders, task_files, tmp_path):
         assert model.config.num_steps == steps
         choice = AutoModelForMultipleChoice.from_pretrained(out / "copa" / "checkpoints" / "best")
         assert choice.config.num_steps == steps
-    says = ("--steps 3", "pnn_bert_baseline", "no refinement steps")
-    fails(pnn_command, tiny_encoders["bert"], "--task", "cola", "--data", task_files, "--steps", 3, says=says)
+    says = ("--num-steps 3", "pnn_bert_baseline", "no refinement steps")
+    fails(pnn_command, tiny_encoders["bert"], "--task", "cola", "--data", task_files, "--num-steps", 3, says=says)
 
 
 def test_models_of_others(pnn_command, tiny_tokenizer, task_files, tmp_path):
@@ -279,7 +279,7 @@ def test_mistakes(pnn_command, tiny_encoders, task_files, tmp_path):
     fails(pnn_command, pnn, "--task", "colla", *here, says=('no task "colla"', 'did you mean "cola"'))
     fails(pnn_command, pnn, "--task", "cola", "--learning-rates", "fast", *here, says=("--learning-rates fast", "2e-5"))
     fails(pnn_command, pnn, "--task", "cola", "--learning-rates", "0", *here, says=("--learning-rates", "above 0"))
-    fails(pnn_command, pnn, "--task", "cola", "--steps", 0, *here, says=("--steps 0", "at least one"))
+    fails(pnn_command, pnn, "--task", "cola", "--num-steps", 0, *here, says=("--num-steps 0", "at least one"))
     fails(pnn_command, tmp_path / "nowhere", "--task", "cola", *here, says=("nowhere",))
     (tmp_path / "empty").mkdir()
     fails(pnn_command, pnn, "--task", "all", "--data", tmp_path / "empty", "--output", run, says=("no task's training set",))

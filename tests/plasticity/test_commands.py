@@ -26,7 +26,7 @@ def saved(model_of, tokenizer, tmp_path, monkeypatch) -> Path:
     return folder
 
 
-QUICK = ("--learn-steps", 4, "--batch-rows", 4, "--evaluate-every", 2, "--learning-rate", 0.003)
+QUICK = ("--learn-steps", 4, "--batch-size", 4, "--evaluate-every", 2, "--learning-rate", 0.003)
 
 
 def test_the_command_makes_a_run_with_figures(pnn_command, saved):
@@ -105,7 +105,7 @@ def refused(pnn_command, *arguments, says: str) -> None:
         (("--prune-by", "entropie"), 'did you mean "entropy"'),
         (("--grow-by", "balance"), 'did you mean "balanced"'),
         (("--init", "ones"), "there is no 'ones' to start new heads as"),
-        (("--length", 99), "rows of 8 to 24 tokens"),
+        (("--max-length", 99), "rows of 8 to 24 tokens"),
         (("--learning-rate", 0), "above 0"),
         (("--multiplier", -1), "above 0"),
         (("--validation", "nowhere.txt"), "nowhere.txt"),
@@ -122,7 +122,7 @@ def test_text_that_is_too_short(pnn_command, saved):
     Path("short.txt").write_text(" ".join(language(20).split()[:60]))
     refused(pnn_command, "cycle", "model", "--data", "short.txt", "--output", "new", says="4 are the fewest")
     Path("shorter.txt").write_text(" ".join(language(20).split()[:6]))
-    said = "shorter than one row of 24 tokens (data.max_length, --length)"
+    said = "shorter than one row of 24 tokens (data.max_length, --max-length)"
     refused(pnn_command, "cycle", "model", "--data", "shorter.txt", "--output", "new", says=said)
     assert not Path("new").exists()
 

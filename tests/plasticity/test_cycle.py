@@ -146,7 +146,7 @@ def test_a_cycle_of_a_pretrained_model(pnn_command, tmp_path, monkeypatch):
         pytest.skip(f"no {STORIES}")
     monkeypatch.chdir(tmp_path)
     Path("stories.txt").write_text(stories(STORIES, 32, 96))
-    settings = ("--length", 64, "--batch-rows", 4, "--learn-steps", 16, "--evaluate-every", 16)
+    settings = ("--max-length", 64, "--batch-size", 4, "--learn-steps", 16, "--evaluate-every", 16)
     code, _, err = pnn_command("plasticity", "cycle", STORIES, "--data", "stories.txt", "--output", "stories", *settings)
     assert code == 0, err
     records = records_of(Path("stories"))

@@ -218,8 +218,8 @@ def test_two_folders_make_one_study(here, unbroken, tmp_path):
 @pytest.mark.slow
 def test_killed_for_real_and_gone_on_with_by_two_processes(here, unbroken, start_pnn):
     """One of the two models: its arms are those of the whole study."""
-    settings = ["--seeds", 2, "--learn-steps", 4, "--learning-rate", 1e-3, "--batch-rows", 2, "--score-rows", 4]
-    settings += ["--evaluate-every", 2, "--validation-rows", 8, "--length", LENGTH]
+    settings = ["--seeds", 2, "--learn-steps", 4, "--learning-rate", 1e-3, "--batch-size", 2, "--score-rows", 4]
+    settings += ["--evaluate-every", 2, "--validation-rows", 8, "--max-length", LENGTH]
     command = ["plasticity", "study", "small", "--data", "text.txt", *settings, "--output", "real"]
     first = start_pnn(*command)
     deadline = time.monotonic() + 300
@@ -252,7 +252,7 @@ def test_only_the_same_study_is_resumed(change, says, here, unbroken):
 
 def test_clear_errors(here, tmp_path, pnn_command):
     def study(*arguments):
-        return pnn_command("plasticity", "study", *arguments, "--length", LENGTH, "--output", tmp_path / "new")
+        return pnn_command("plasticity", "study", *arguments, "--max-length", LENGTH, "--output", tmp_path / "new")
 
     tokenizer = of_synthetic_language(LENGTH)
     config = hf.GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_head=1, n_layer=2, n_positions=LENGTH)

@@ -260,6 +260,7 @@ def test_rewrites_are_analysed_from_the_command_line(run, pnn_command, tmp_path)
 def test_wrong_settings_are_clear_errors(tmp_path, pnn_command):
     for setting, message in (
         ("model.value_channels=0", "value_channels=0, but at least one is needed"),
+        ("model.hidden_size=0", "model.hidden_size: must be above zero, got 0"),
         ("model.residual=rewrite", "residual='rewrite' is none of"),
         ("model.compressor_kernel_size=65", "compressor_kernel_size=65 is longer than the context"),
     ):

@@ -158,6 +158,7 @@ def test_the_tiny_config_has_nothing_left_of_what_it_extends():
         ("model.architecture=gpt-2", "transformers has no decoder 'gpt-2' (did you mean"),
         ("model.type=transformer", "no architecture 'transformer' (did you mean \"transformers\"?)"),
         ("model.n_head=5", "divisible"),
+        ("model.n_embd=-8", "model.n_embd: must be above zero, got -8"),
         ("model.n_positions=16", "max_position_embeddings: 16, but data.max_length is 64"),
     ],
 )

@@ -32,9 +32,16 @@ Timed = Iterator[tuple[str, Callable[[], Row]]]  # of one config: rows by name, 
 
 
 def benchmark(
-    runs: list[RunConfig], what: list[str], against: list[str], budget: Budget, out: Path | None = None
+    runs: list[RunConfig],
+    what: list[str],
+    against: list[str],
+    budget: Budget,
+    out: Path | None = None,
+    *,
+    overwrite: bool = False,
 ) -> tuple[dict[str, Any], Path]:
-    """Time all rows that are asked for and write the file. Returns what it holds, and its path."""
+    """Time all rows that are asked for and write the file. Returns what it holds, and its path. A file that nobody named, a
+    committed result perhaps, is replaced only with `overwrite`."""
     check(runs, what, against)
     device = training.device_of(runs[0])
     result: dict[str, Any] = {
@@ -48,6 +55,8 @@ def benchmark(
     if out is None:
         hardware = result["hardware"] if device.type == "cuda" else {**result["hardware"], "gpus": []}
         out = Path("benchmarks/results") / f"{what[0]}-{hardware_slug(hardware)}.json"
+        if out.exists() and not overwrite:
+            raise UserError(f"{out} exists: --output FILE writes elsewhere, --overwrite replaces it")
     out.parent.mkdir(parents=True, exist_ok=True)
     result["matrix_rate"] = matrix_rate(device)
     if device.type == "cuda" and any(run.kind.type == "ddl" for run in runs):

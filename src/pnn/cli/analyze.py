@@ -1,20 +1,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pnn.cli import app
+from pnn.cli.options import AsJson, BatchTokens, Results, Run, Sequences
 from pnn.studies.registry import analysis_names
 
-Run = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
 Data = Annotated[str | None, typer.Option(help="Text to use instead of the run's own held-out text.")]
-Sequences = Annotated[int | None, typer.Option(help="At most so many sequences (default 2,188; of a decoder 200 rows).", min=2)]
-BatchTokens = Annotated[int | None, typer.Option(help="Tokens of a batch; fewer need less memory.", min=1)]
-Out = Annotated[Path | None, typer.Option(help="Folder for results, if not the run's own.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.command()
@@ -24,10 +19,12 @@ def analyze(
     data: Data = None,
     sequences: Sequences = None,
     batch_tokens: BatchTokens = None,
-    out: Out = None,
+    output: Results = None,
     as_json: AsJson = False,
 ) -> None:
-    """See what refinement does inside a model, with controls and computed verdicts.
+    """See what refinement does inside a model.
+
+    Every analysis has controls, and verdicts that are computed.
 
     When do predictions settle, by the paper's measure and by honest ones?
 
@@ -53,7 +50,7 @@ def analyze(
     from pnn.progress import track
     from pnn.studies.run import BATCH_TOKENS, analyse, open_run
 
-    opened = open_run(run, name, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
+    opened = open_run(run, name, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=output)
     with out_of_memory_says(lambda: smaller_batches(f"analyze {name}", run, batch_tokens or BATCH_TOKENS)):
         result = analyse(opened, name)
     if opened.folder is not None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
-from pnn.cli.tables import print_comparison
+from pnn.cli.options import BatchTokens
 from pnn.config import EvaluationSet
 from pnn.errors import UserError
 
@@ -18,26 +18,31 @@ def compare(
     data: Annotated[str | None, typer.Option(help="Other text to compare on: files or a hub name.")] = None,
     undo_wikitext_marks: Annotated[bool, typer.Option(help="Undo WikiText's marks in --data.")] = False,
     sequences: Annotated[int | None, typer.Option(help="Compare on so many sequences, spread over the text.", min=2)] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch; fewer need less memory.", min=1)] = None,
+    batch_tokens: BatchTokens = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all pairs, instead of a table.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
 ) -> None:
-    """Runs side by side on the same text and masks: how far each is from the first, and which differences hold.
+    """Compare runs on the same text and masks.
+
+    How far is each from the first, and which differences hold?
 
     Example: pnn compare runs/quickstart/pnn runs/quickstart/bert
     """
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        wrong = "that is a folder" if output.is_dir() else f"there is no folder {output.parent}"
+        raise UserError(f"--output {output}: {wrong}; give the name of a new file")
+    if undo_wikitext_marks and data is None:
+        raise UserError("--undo-wikitext-marks is about --data, which is not given")
+
+    from pnn.cli.tables import print_comparison
     from pnn.evaluation.compare import compare_runs
     from pnn.files import write_json
     from pnn.progress import track
 
-    if out is not None and (out.is_dir() or not out.parent.is_dir()):
-        raise UserError(f"--out {out}: " + ("that is a folder" if out.is_dir() else f"there is no folder {out.parent}"))
-    if undo_wikitext_marks and data is None:
-        raise UserError("--undo-wikitext-marks is about --data, which is not given")
     other = None if data is None else EvaluationSet(data, undo_wikitext_marks)
     result = compare_runs(runs, progress=track, other=other, sequences=sequences, batch_tokens=batch_tokens)
-    if out is not None:
-        write_json(out, result)
+    if output is not None:
+        write_json(output, result)
     if as_json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:

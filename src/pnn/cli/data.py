@@ -6,27 +6,28 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
-from pnn.cli.train import Setting
+from pnn.cli.options import Config, Setting
+from pnn.config import load_config
 
 group = typer.Typer(help="Prepare text, or look at prepared text.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(group, name="data")
 
 
 @group.command()
-def prepare(
-    config: Annotated[str, typer.Argument(help="A shipped config's name, or the path of a YAML file.")],
-    settings: Setting = None,
-) -> None:
-    """Turn a config's text into token shards, as training would, and stop.
+def prepare(config: Config, settings: Setting = None) -> None:
+    """Turn a config's text into token shards.
+
+    Training does the same before its first update.
 
     Example: pnn data prepare pnn_wikitext103 --set data.train='text/*.txt.xz'
     """
-    from pnn.config import load_config
+    chosen = load_config(config, settings or [])
+
     from pnn.data.shards import left_out
     from pnn.data.shards import prepare as prepare_data
     from pnn.progress import track
 
-    prepared = prepare_data(load_config(config, settings or []).data, track)
+    prepared = prepare_data(chosen.data, track)
     for name, tokens, used in (
         ("training", prepared.train, prepared.train_sequences),
         ("validation", prepared.validation, prepared.validation_sequences),
@@ -39,7 +40,9 @@ def prepare(
 
 @group.command()
 def info(folder: Annotated[Path, typer.Argument(help="A folder of token shards, as prepare prints it.")]) -> None:
-    """What a folder of token shards holds; compares every shard with its checksum.
+    """Print what a folder of token shards holds.
+
+    Every shard is compared with its checksum.
 
     Example: pnn data info prepared/synthetic-0123456789ab
     """

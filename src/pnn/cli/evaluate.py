@@ -7,45 +7,47 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
-from pnn.cli.tables import print_evaluation, print_tasks
+from pnn.cli.options import AsJson, BatchTokens, NumSteps, Run
 from pnn.config import EvaluationSet
 from pnn.errors import UserError
 
 
 @app.command()
 def evaluate(
-    run: Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")],
+    run: Run,
     data: Annotated[list[str] | None, typer.Option(help="Further text to evaluate on: files or a hub name.")] = None,
     undo_wikitext_marks: Annotated[bool, typer.Option(help="Undo WikiText's marks in --data.")] = False,
-    num_steps: Annotated[int | None, typer.Option(help="Refinement steps, if not as trained.")] = None,
-    stride: Annotated[int | None, typer.Option(help="Of a decoder: tokens scored a window; fewer see more context.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch; fewer need less memory.", min=1)] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="Of a decoder: accuracy on these tasks of lm-eval instead; all, or names with commas.")
+    num_steps: NumSteps = None,
+    stride: Annotated[int | None, typer.Option(help="Of a decoder: tokens scored per window; fewer see more context.")] = None,
+    batch_tokens: BatchTokens = None,
+    task: Annotated[
+        str | None, typer.Option(help="Of a decoder: accuracy on these lm-eval tasks instead; all, or names with commas.")
     ] = None,
     shots: Annotated[
-        str | None, typer.Option(help="Examples in a task's prompt, several numbers with commas (default 0,1).")
+        str | None, typer.Option(help="Examples in a task's prompt, several numbers with commas. Default: 0,1")
     ] = None,
     task_files: Annotated[Path | None, typer.Option(help="Folder with the tasks' documents, if not from the hub.")] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Only the first so many documents of each task; printed, not kept.", min=1)
+        int | None, typer.Option(help="Only the first so many documents of each task. Printed, not kept.", min=1)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Accuracy and loss after every refinement step, on masks that are the same for every model; of a decoder, loss and
-    perplexity.
+    """Measure accuracy and loss after every refinement step.
+
+    The masks are the same for every model. Of a decoder: loss and perplexity, or accuracy on tasks.
 
     Example: pnn evaluate runs/quickstart/pnn
 
-    Example: pnn evaluate runs/ddl_small --tasks arc_easy,piqa --shots 0,1
+    Example: pnn evaluate runs/ddl_small --task arc_easy,piqa --shots 0,1
     """
-    if tasks is not None:
+    if task is not None:
         if data or num_steps is not None:
-            raise UserError("--tasks: leave out --data and --num-steps, which are for text")
-        _on_tasks(run, tasks, shots or "0,1", task_files, limit, batch_tokens, as_json)
+            raise UserError("--task: leave out --data and --num-steps, which are for text")
+        _on_tasks(run, task, shots or "0,1", task_files, limit, batch_tokens, as_json)
         return
     if shots is not None or task_files is not None or limit is not None:
-        raise UserError("--shots, --task-files and --limit belong to --tasks: say which, or --tasks all")
+        raise UserError("--shots, --task-files and --limit belong to --task: say which, or --task all")
+    from pnn.cli.tables import print_evaluation
     from pnn.evaluation.run import evaluate_run
     from pnn.progress import track
 
@@ -60,6 +62,7 @@ def evaluate(
 def _on_tasks(
     run: str, tasks: str, shots: str, files: Path | None, limit: int | None, batch_tokens: int | None, as_json: bool
 ) -> None:
+    from pnn.cli.tables import print_tasks
     from pnn.evaluation.harness import evaluate_run_on_tasks, parse_shots, parse_tasks
 
     result = evaluate_run_on_tasks(

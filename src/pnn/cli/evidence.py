@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
-from pnn.cli.analyze import AsJson, BatchTokens, Data, Out, Run, Sequences
+from pnn.cli.analyze import Data
+from pnn.cli.options import AsJson, BatchTokens, Results, Run, Sequences
 from pnn.studies.registry import experiment_names
 
 
@@ -15,15 +16,17 @@ def evidence(
     run: Run,
     experiment: Annotated[
         list[str] | None,
-        typer.Option(help=f"One of {', '.join(experiment_names())}, or all. May be given several times."),
+        typer.Option(help=f"One of {', '.join(experiment_names())}, or all. Give it several times for several."),
     ] = None,
     data: Data = None,
     sequences: Sequences = None,
     batch_tokens: BatchTokens = None,
-    out: Out = None,
+    output: Results = None,
     as_json: AsJson = False,
 ) -> None:
-    """The ten experiments of the published evidence suite, each with a control and a computed verdict.
+    """Test the paper's claims with its ten experiments.
+
+    Each has a control and a verdict that is computed.
 
     Example: pnn evidence runs/quickstart/pnn --experiment gate_specificity
     """
@@ -37,7 +40,7 @@ def evidence(
     from pnn.studies.run import collect_evidence, open_run
 
     wanted, suite = chosen_experiments(experiment), experiments()
-    opened = open_run(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=out)
+    opened = open_run(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=output)
     with out_of_memory_says(lambda: smaller_batches("evidence", run, opened.subject.text.batch_tokens)):
         results = collect_evidence(opened, experiment, lambda name: say(f"{name} …"))
     found = {name: results[suite[name].key] for name in wanted}

@@ -16,21 +16,23 @@ def export(
         bool, typer.Option("--remote-code", help="Add the code, for people without this package (trust_remote_code=True).")
     ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx, compared with torch in onnxruntime.")] = False,
-    steps: Annotated[int | None, typer.Option(help="Refinement steps of the ONNX graph, if not as trained.")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Refinement steps of the ONNX graph. Default: as trained.")] = None,
     license: Annotated[
         str | None, typer.Option(help="Licence of the weights, for the model card (mit, cc-by-sa-4.0 …).")
     ] = None,
-    push_to: Annotated[
-        str | None, typer.Option(help="Then publish: owner/name on the hub (private), or a path that begins with / or ./")
-    ] = None,
+    push_to: Annotated[str | None, typer.Option(help="Then publish it on the hub, as owner/name (private).")] = None,
 ) -> None:
-    """A folder that transformers loads, with a model card written from the run's own files.
+    """Write a folder that transformers loads.
+
+    Its model card is made from the run's own files.
 
     Example: pnn export runs/quickstart/pnn --output exported/pnn --remote-code
     """
     from pnn.export.run import export_run
 
-    result = export_run(run, output, remote_code=remote_code, with_onnx=onnx, steps=steps, licence=license, push_to=push_to)
+    result = export_run(
+        run, output, remote_code=remote_code, with_onnx=onnx, num_steps=num_steps, licence=license, push_to=push_to
+    )
     if "onnx_difference" in result:
         print(f"model.onnx differs from torch by at most {result['onnx_difference']:.1e}")
     print(result["output"])

@@ -8,21 +8,22 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
+from pnn.cli.options import AsJsonLines, NumSteps, Run
 from pnn.errors import UserError
 
 
 @app.command()
 def fill(
-    run: Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")],
+    run: Run,
     texts: Annotated[list[str] | None, typer.Argument(help="Texts with [MASK]. Without any: lines of --file or stdin.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A text file, one text a line.")] = None,
-    num_steps: Annotated[int | None, typer.Option(help="Refinement steps, if not as trained.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A text file, one text per line.")] = None,
+    num_steps: NumSteps = None,
     top: Annotated[int, typer.Option(help="Predictions for each [MASK].")] = 5,
-    by_step: Annotated[bool, typer.Option("--by-step", help="Also the best prediction after each step.")] = False,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch; fewer need less memory.", min=1)] = 16384,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines; the default where output is no terminal.")] = False,
+    by_step: Annotated[bool, typer.Option("--by-step", help="Also print the best prediction after each step.")] = False,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per batch; fewer need less memory.", min=1)] = 16384,
+    as_json: AsJsonLines = False,
 ) -> None:
-    """What a model predicts for every [MASK], and how it rewrote its prediction step by step.
+    """Predict every [MASK], and see each step rewrite it.
 
     Example: pnn fill runs/quickstart/pnn "the fox of avon wore amber hats . it has old [MASK] boots ." --by-step
 

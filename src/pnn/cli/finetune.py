@@ -7,32 +7,33 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
+from pnn.cli.options import AsJson, NumSteps, Run
 
 
 @app.command()
 def finetune(
-    model: Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")],
+    model: Run,
     task: Annotated[str, typer.Option(help="A task (cola, mrpc, boolq …), several with commas, or glue, superglue, all.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the official files (CoLA/train.tsv …); without it they come from the hub.")
+        Path | None, typer.Option(help="Folder of the official files (CoLA/train.tsv …). Default: they come from the hub.")
     ] = None,
     learning_rates: Annotated[
-        str, typer.Option(help="Several with commas: the best on dev, at the first seed, is taken.")
+        str, typer.Option(help="Several with commas: the best on dev at the first seed is taken.")
     ] = "3e-5",
-    epochs: Annotated[int, typer.Option(help="The best on dev is kept.", min=1)] = 3,
-    batch_size: Annotated[int, typer.Option(help="Examples of an update.", min=1)] = 32,
+    epochs: Annotated[int, typer.Option(help="Passes over the training set; the best on dev is kept.", min=1)] = 3,
+    batch_size: Annotated[int, typer.Option(help="Examples per update.", min=1)] = 32,
     seeds: Annotated[int, typer.Option(help="How often to fine-tune: seeds 0, 1, …", min=1)] = 1,
-    steps: Annotated[int | None, typer.Option(help="Refinement steps of a PNN, if not as pretrained.")] = None,
+    num_steps: NumSteps = None,
     limit: Annotated[
         int | None,
         typer.Option(help="To try things: only the first so many examples of each set, and no test predictions.", min=1),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Run folder (default: runs/ and the model's name with -finetuned).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<model's name>-finetuned")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Fine-tune on GLUE and SuperGLUE, with official metrics, baselines, and predictions in the form that the benchmarks take.
+    """Fine-tune on GLUE and SuperGLUE.
+
+    With official metrics, baselines, and predictions in the form that the benchmarks take.
 
     Example: pnn finetune runs/pnn_wikitext103 --task cola --data glue --learning-rates 2e-5,3e-5,5e-5 --seeds 3
 
@@ -42,7 +43,7 @@ def finetune(
     from pnn.finetuning.run import Settings, parse_rates
     from pnn.finetuning.run import finetune as run
 
-    settings = Settings(parse_rates(learning_rates), epochs, batch_size, seeds, steps, limit)
+    settings = Settings(parse_rates(learning_rates), epochs, batch_size, seeds, num_steps, limit)
     folder = output or Path("runs") / f"{Path(model).name}-finetuned"
     result = run(model, task, data, folder, settings)
     if as_json:

@@ -7,17 +7,18 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
+from pnn.cli.options import AsJsonLines, Run
 
 
 @app.command()
 def generate(
-    run: Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")],
+    run: Run,
     prompts: Annotated[list[str], typer.Argument(help="Texts to continue.")],
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 50,
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens are added.")] = 50,
     temperature: Annotated[float, typer.Option(help="0 takes the most probable token; higher is more varied.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Choose among the so many most probable tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Choose among so many of the most probable tokens.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines; the default where output is no terminal.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Continue texts with a decoder.
 

@@ -7,19 +7,20 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
+from pnn.cli.options import AsJson, Resume, Run
+from pnn.files import is_taken
+from pnn.progress import say
 
 group = typer.Typer(help="Prune attention heads, measure, grow new ones, learn.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(group, name="plasticity")
 
-Model = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
 Data = Annotated[str | None, typer.Option(help="Text to look at: files (a path or glob), synthetic, or a hub name.")]
-Length = Annotated[int | None, typer.Option(help="Tokens of a row (default: the model's context, at most 128).")]
+MaxLength = Annotated[int | None, typer.Option(help="Tokens per row. Default: the model's context, at most 128")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", min=0)]
 PerLayer = Annotated[bool, typer.Option(help="Prune the same share of every layer.")]
 WholeLayers = Annotated[bool, typer.Option(help="A layer may lose all its heads.")]
 Beyond = Annotated[int, typer.Option(help="Heads that a layer may grow beyond its original number.", min=0)]
 Init = Annotated[str, typer.Option(help="What new heads start as: zero, random or clone.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Folder = Annotated[Path, typer.Option(help="New folder for the model.")]
 SCORES = "entropy, normalised_entropy, magnitude, contribution, gradient, random or combined."
 PLACES = "gradient, entropy_gap, balanced, random"
@@ -27,30 +28,30 @@ PLACES = "gradient, entropy_gap, balanced, random"
 
 @group.command()
 def cycle(
-    model: Model,
+    model: Run,
     data: Annotated[str, typer.Option(help="Text to learn from: files (a path or glob), synthetic, or a hub name.")],
-    validation: Annotated[str | None, typer.Option(help="Text to measure on (default: the last tenth of --data).")] = None,
+    validation: Annotated[str | None, typer.Option(help="Text to measure on. Default: the last tenth of --data")] = None,
     validation_rows: Annotated[int, typer.Option(help="Rows to measure on, at most.", min=2)] = 64,
-    length: Length = None,
+    max_length: MaxLength = None,
     rounds: Annotated[int, typer.Option(help="How often to go through all four phases.", min=1)] = 1,
-    prune: Annotated[float, typer.Option(help="Share of the heads to prune in a round.")] = 0.3,
-    grow: Annotated[float, typer.Option(help="Share of the original number to grow in a round; 0 grows none.")] = 0.1,
+    prune: Annotated[float, typer.Option(help="Share of the heads to prune per round.")] = 0.3,
+    grow: Annotated[float, typer.Option(help="Share of the original number to grow per round; 0 grows none.")] = 0.1,
     prune_by: Annotated[str, typer.Option(help=SCORES)] = "gradient",
     grow_by: Annotated[str, typer.Option(help=f"{PLACES} or importance.")] = "gradient",
     per_layer: PerLayer = False,
     whole_layers: WholeLayers = False,
     beyond: Beyond = 0,
     init: Init = "zero",
-    learn_steps: Annotated[int, typer.Option(help="Updates of a round.", min=0)] = 100,
-    learning_rate: Annotated[float, typer.Option(help="At the beginning of a round; a cosine leads to a tenth of it.")] = 5e-5,
+    learn_steps: Annotated[int, typer.Option(help="Updates per round.", min=0)] = 100,
+    learning_rate: Annotated[float, typer.Option(help="At the start of a round; a cosine takes it to a tenth.")] = 5e-5,
     multiplier: Annotated[float, typer.Option(help="How much faster new heads learn.")] = 3.0,
-    batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 4,
+    batch_size: Annotated[int, typer.Option(help="Rows per update.", min=1)] = 4,
     evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 25,
     seed: Seed = 0,
-    output: Annotated[Path | None, typer.Option(help="Run folder (default: runs/ and the model's name with -cycle).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a cycle that was stopped.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<model's name>-cycle")] = None,
+    resume: Resume = False,
 ) -> None:
-    """Reorganise a model: prune the heads that do least, measure, grow some where they help, learn.
+    """Prune heads, measure, grow heads, learn; repeat.
 
     The result is a run folder whose checkpoints/last loads in one call, with head maps, perplexities and figures.
 
@@ -77,18 +78,19 @@ def cycle(
         learn_steps=learn_steps,
         learning_rate=learning_rate,
         multiplier=multiplier,
-        batch_rows=batch_rows,
+        batch_rows=batch_size,
         evaluate_every=evaluate_every,
         seed=seed,
     )
     folder = output or Path("runs") / f"{Path(model).name}-cycle"
+    _note_nothing_to_resume(folder, resume)
     run_cycle(
         model,
         data,
         folder,
         settings,
         validation=validation,
-        length=length,
+        length=max_length,
         held_out_rows=validation_rows,
         resume=resume,
         progress=track,
@@ -105,22 +107,22 @@ def study(
     models: Annotated[list[str], typer.Argument(help="Run folders, checkpoint folders or hub names, of different sizes.")],
     data: Annotated[list[str], typer.Option(help="Text to learn from, once for all models or once for each.")],
     output: Annotated[Path, typer.Option(help="Folder of the study.")],
-    validation: Annotated[str | None, typer.Option(help="Text to measure on (default: the last tenth of --data).")] = None,
+    validation: Annotated[str | None, typer.Option(help="Text to measure on. Default: the last tenth of --data")] = None,
     validation_rows: Annotated[int, typer.Option(help="Rows to measure on, at most.", min=2)] = 64,
-    length: Length = None,
+    max_length: MaxLength = None,
     seeds: Annotated[int, typer.Option(help="Orders of the text; intervals are over these.", min=1)] = 3,
-    learn_steps: Annotated[int, typer.Option(help="Updates of every arm.", min=1)] = 100,
-    learning_rate: Annotated[float, typer.Option(help="At the beginning; a cosine leads to a tenth of it.")] = 5e-5,
-    batch_rows: Annotated[int, typer.Option(help="Rows of an update.", min=1)] = 8,
+    learn_steps: Annotated[int, typer.Option(help="Updates per arm.", min=1)] = 100,
+    learning_rate: Annotated[float, typer.Option(help="At the start; a cosine takes it to a tenth.")] = 5e-5,
+    batch_size: Annotated[int, typer.Option(help="Rows per update.", min=1)] = 8,
     score_rows: Annotated[int, typer.Option(help="Rows that heads are scored on.", min=1)] = 32,
     evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 10,
     jobs: Annotated[int, typer.Option(help="Processes that share the work, and the GPU.", min=1)] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a study that was stopped.")] = False,
+    resume: Resume = False,
 ) -> None:
-    """Test what is claimed of the cycle: strategies, ratios and learning rates against controls, several seeds each.
+    """Test what the cycle is said to do.
 
-    37 cycles of every model and seed, all with the same number of updates. Writes study.json with a verdict for each of the
-    published findings, and figures.
+    Strategies, ratios and learning rates are tried against controls, with several seeds: 37 cycles per model and seed, all with
+    the same number of updates. Writes study.json with a verdict for each of the published findings, and figures.
 
     Example: pnn plasticity study runs/gpt2_distil runs/gpt2_small --data 'text/*.txt' --output runs/study --jobs 4
     """
@@ -130,8 +132,9 @@ def study(
     from pnn.studies.plasticity.arms import StudySettings
     from pnn.studies.plasticity.study import run_study, sources_of
 
-    plan = StudySettings(seeds, learn_steps, learning_rate, batch_rows, score_rows, evaluate_every)
-    sources = sources_of(models, data, validation, length, validation_rows)
+    plan = StudySettings(seeds, learn_steps, learning_rate, batch_size, score_rows, evaluate_every)
+    _note_nothing_to_resume(output, resume)
+    sources = sources_of(models, data, validation, max_length, validation_rows)
     result = run_study(output, sources, plan, jobs=jobs, resume=resume)
     for name, draw in STUDY_FIGURES.items():
         save(png(draw(result)), output / "figures" / f"{name}.png")
@@ -141,14 +144,14 @@ def study(
 
 @group.command()
 def score(
-    model: Model,
+    model: Run,
     data: Data = None,
     by: Annotated[str, typer.Option(help=SCORES)] = "gradient",
-    length: Length = None,
+    max_length: MaxLength = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """How useful each head is.
+    """Measure how useful each head is.
 
     Example: pnn plasticity score runs/ddl_tiny --data text.txt --by entropy
     """
@@ -156,7 +159,7 @@ def score(
     from pnn.plasticity.run import run_score
     from pnn.progress import track
 
-    result = run_score(model, data, by, length=length, seed=seed, progress=track)
+    result = run_score(model, data, by, length=max_length, seed=seed, progress=track)
     if as_json:
         print(json.dumps(result, indent=2))
     else:
@@ -165,14 +168,14 @@ def score(
 
 @group.command()
 def prune(
-    model: Model,
+    model: Run,
     output: Folder,
     ratio: Annotated[float, typer.Option(help="Share of the heads to prune.")] = 0.3,
     by: Annotated[str, typer.Option(help=SCORES)] = "gradient",
     data: Data = None,
     per_layer: PerLayer = False,
     whole_layers: WholeLayers = False,
-    length: Length = None,
+    max_length: MaxLength = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -191,7 +194,7 @@ def prune(
         method=by,
         per_layer=per_layer,
         whole_layers=whole_layers,
-        length=length,
+        length=max_length,
         seed=seed,
         progress=track,
     )
@@ -200,14 +203,14 @@ def prune(
 
 @group.command()
 def grow(
-    model: Model,
+    model: Run,
     output: Folder,
     ratio: Annotated[float, typer.Option(help="Share of the original number of heads to grow.")] = 0.1,
     by: Annotated[str, typer.Option(help=f"{PLACES}.")] = "gradient",
     data: Data = None,
     init: Init = "zero",
     beyond: Beyond = 0,
-    length: Length = None,
+    max_length: MaxLength = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -226,11 +229,16 @@ def grow(
         method=by,
         init=init,
         beyond=beyond,
-        length=length,
+        length=max_length,
         seed=seed,
         progress=track,
     )
     _print_changed(result, "grown", output, as_json)
+
+
+def _note_nothing_to_resume(folder: Path, resume: bool) -> None:
+    if resume and not is_taken(folder):
+        say(f"nothing to resume in {folder}: starting from the beginning")
 
 
 def _print_changed(result: dict[str, object], what: str, output: Path, as_json: bool) -> None:

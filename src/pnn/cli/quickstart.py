@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
-from pnn.cli.tables import print_evaluation
-from pnn.cli.train import Setting
+from pnn.cli.options import Setting
 
 
 @app.command()
@@ -15,10 +14,13 @@ def quickstart(
     output: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("runs/quickstart"),
     settings: Setting = None,
 ) -> None:
-    """Train a small PNN and a BERT baseline on the embedded corpus, evaluate both, write a report. A few minutes on a laptop.
+    """Train a small PNN and a BERT, evaluate both, write a report.
+
+    Both learn the embedded corpus. It takes a few minutes on a laptop.
 
     Example: pnn quickstart
     """
+    from pnn.cli.tables import print_evaluation
     from pnn.quickstart import run_quickstart
 
     results, page = run_quickstart(output, settings or [])

@@ -13,7 +13,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to put side by side.")],
     output: Annotated[Path | None, typer.Option(help="Where to write. Default: report.html in the first run.")] = None,
 ) -> None:
-    """A page about one run or several: results, curves, architecture. One file, opens anywhere.
+    """Write a page about one run or several.
+
+    It shows results, curves and architecture, and is one file that opens anywhere.
 
     Example: pnn report runs/quickstart/pnn runs/quickstart/bert
     """

@@ -6,19 +6,22 @@ from typing import Annotated
 import typer
 
 from pnn.cli import app
-from pnn.cli.tables import print_evaluation
-from pnn.config import load_config
+from pnn.cli.options import Config, Setting
+from pnn.config import RunConfig, load_config
 from pnn.errors import UserError
+from pnn.progress import say
 
-Setting = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set model.num_steps=6")]
+MANY_STEPS = 32  # four times the deepest config that is shipped
 
 
 @app.command()
 def train(
-    config: Annotated[str, typer.Argument(help="A shipped config's name, or the path of a YAML file.")],
+    config: Config,
     output: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<config's name>")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
-    batch_size: Annotated[int | None, typer.Option(help="Sequences of a micro-batch; the effective batch stays.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint; without one, start from the beginning.")
+    ] = False,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences per micro-batch; the effective batch stays.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training text.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Updates, instead of epochs.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Refinement steps of a PNN.")] = None,
@@ -32,9 +35,6 @@ def train(
 
     Several GPUs: accelerate launch -m pnn train pnn_wikitext103
     """
-    from pnn.runs import read_json
-    from pnn.training.run import train_run
-
     flags = {
         "training.batch_size": batch_size,
         "training.epochs": epochs,
@@ -50,5 +50,25 @@ def train(
     overrides = [f"{key}={value}" for key, value in flags.items() if value is not None] + (settings or [])
     chosen = load_config(config, overrides)
     folder = output or Path("runs") / chosen.name
+    warn_of_many_steps(chosen)
+
+    from pnn.cli.tables import print_evaluation
+    from pnn.runs import read_json
+    from pnn.training.run import train_run
+
     if train_run(chosen, folder, resume=resume):
         print_evaluation({folder.name: read_json(folder / "evaluation.json")})
+        print(f"The run is in {folder}. Next: pnn report {folder}, or {next_command(chosen, folder)}")
+
+
+def warn_of_many_steps(config: RunConfig) -> None:
+    steps = config.model.get("num_steps")
+    if isinstance(steps, int) and steps > MANY_STEPS:
+        say(f"note: model.num_steps is {steps:,}: every update computes {steps:,} steps and holds them in memory")
+
+
+def next_command(config: RunConfig, folder: Path) -> str:
+    """What people like to see first of a model of this kind."""
+    if config.data.layout == "rows":
+        return f'pnn generate {folder} "The"'
+    return f'pnn fill {folder} "… [MASK] …"'

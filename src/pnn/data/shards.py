@@ -246,7 +246,7 @@ def _write_shards(
     if not shards:
         if data.layout == "rows" and next(corpora.documents(source, data), None) is not None:
             raise UserError(
-                f'the corpus "{source.name}" is shorter than one row of {data.max_length} tokens (data.max_length, --length)'
+                f'the text "{source.name}" is shorter than one row of {data.max_length} tokens (data.max_length, --max-length)'
             )
         raise _empty(source, data)
     tokenizer.save_pretrained(folder / "tokenizer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
@@ -46,9 +46,16 @@ def continue_texts(
                 pad_token_id=filler,
                 **settings,
             )
-        for prompt, row in zip(prompts[at : at + batch_size], made[:, longest:], strict=True):
-            out.append({"prompt": prompt, "continuation": tokenizer.decode(row, skip_special_tokens=True)})
+        for prompt, before, added in zip(prompts[at : at + batch_size], part, made[:, longest:].tolist(), strict=True):
+            out.append({"prompt": prompt, "continuation": _continuation(tokenizer, prompt, before, added)})
     return out
+
+
+def _continuation(tokenizer: PreTrainedTokenizerFast, prompt: str, before: list[int], added: list[int]) -> str:
+    """What the new tokens add to the text. Read by themselves they would lose the space that parts them from the prompt."""
+    text, whole = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (before, before + added))
+    continuation = whole[len(text) :]
+    return continuation.removeprefix(" ") if prompt.endswith(" ") else continuation
 
 
 def _check(ids: list[list[int]], max_new_tokens: int, temperature: float, top_k: int | None, context: int) -> None:

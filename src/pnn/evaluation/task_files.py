@@ -130,7 +130,7 @@ TASKS = {
 def check_names(names: Iterable[str]) -> None:
     for name in names:
         if name not in TASKS:
-            raise UserError(f"--tasks: no task {name!r}{did_you_mean(name, ['all', *TASKS])}")
+            raise UserError(f"--task: no task {name!r}{did_you_mean(name, ['all', *TASKS])}")
 
 
 def read_documents(folder: Path, name: str, num_fewshot: int) -> list[Document]:

@@ -111,7 +111,7 @@ def _difference(path: Path, wrapped: _Logits, inputs: tuple[Tensor, Tensor]) -> 
         ours, theirs = ours[keep], theirs[keep]
     difference = float(np.abs(ours - theirs).max())
     if not difference <= TOLERANCE:
-        fewer = "try fewer --steps, or " if "num_steps" in wrapped.options else ""
+        fewer = "try fewer --num-steps, or " if "num_steps" in wrapped.options else ""
         raise UserError(
             f"the ONNX graph differs from torch by {difference:g}, more than {TOLERANCE:g}, and is not kept: "
             f"{fewer}export without --onnx"

@@ -13,6 +13,7 @@ from pnn.export.card import model_card
 from pnn.export.loading import open_for_export
 from pnn.export.remote_code import check_ours, write_remote_code
 from pnn.files import new_folder, write_text
+from pnn.models.loading import note_untrained_steps
 from pnn.models.registry import kind_of
 
 
@@ -22,7 +23,7 @@ def export_run(
     *,
     remote_code: bool = False,
     with_onnx: bool = False,
-    steps: int | None = None,
+    num_steps: int | None = None,
     licence: str | None = None,
     push_to: str | None = None,
 ) -> dict[str, Any]:
@@ -33,17 +34,19 @@ def export_run(
         hub.check_target(push_to)
     if with_onnx:
         onnx.check_installed()
-    elif steps is not None:
-        raise UserError(f"--steps {steps} is for --onnx, whose graph has a fixed number of them")
+    elif num_steps is not None:
+        raise UserError(f"--num-steps {num_steps} is for --onnx, whose graph has a fixed number of them")
     exported = open_for_export(run)
-    if steps is not None and not kind_of(exported.model).has_steps:
-        raise UserError(f"--steps {steps}: a {exported.model.config.model_type} model has none")
-    if steps is not None and steps < 1:
-        raise UserError(f"--steps {steps}: at least one is needed")
+    if num_steps is not None and not kind_of(exported.model).has_steps:
+        raise UserError(f"--num-steps {num_steps}: a {exported.model.config.model_type} model has none")
+    if num_steps is not None and num_steps < 1:
+        raise UserError(f"--num-steps {num_steps}: at least one is needed")
+    if num_steps is not None:
+        note_untrained_steps(num_steps, exported.model.config.num_steps)
     if remote_code:
         check_ours(exported.model)
     result: dict[str, Any] = {"output": str(output), "model": exported.name, "auto_class": exported.auto.__name__}
-    graph_steps = getattr(exported.model.config, "num_steps", 0) if steps is None else steps
+    graph_steps = getattr(exported.model.config, "num_steps", 0) if num_steps is None else num_steps
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -53,7 +56,7 @@ def export_run(
             if remote_code:
                 write_remote_code(partial, exported.model)
             if with_onnx:
-                result["onnx_difference"] = onnx.write_onnx(partial / "model.onnx", exported.model, steps)
+                result["onnx_difference"] = onnx.write_onnx(partial / "model.onnx", exported.model, num_steps)
             card = model_card(exported, remote_code=remote_code, onnx_steps=graph_steps if with_onnx else None, licence=licence)
             write_text(partial / "README.md", card)
     finally:

@@ -27,14 +27,15 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
     config = loading.read_original_config(checkpoint)
     if steps is not None:
         if not kind_of(config).has_steps:
-            raise UserError(f"--steps {steps}: a {config.model_type} model has no refinement steps")
+            raise UserError(f"--num-steps {steps}: a {config.model_type} model has no refinement steps")
         if steps < 1:
-            raise UserError(f"--steps {steps}: at least one step is needed")
+            raise UserError(f"--num-steps {steps}: at least one step is needed")
         schedule = [config.schedule[step % len(config.schedule)] for step in range(steps)]
         if set(schedule) != set(config.schedule):
             raise UserError(
-                f"--steps {steps}: the schedule {config.schedule} needs {len(config.schedule)} to use every refiner"
+                f"--num-steps {steps}: the schedule {config.schedule} needs {len(config.schedule)} to use every refiner"
             )
+        loading.note_untrained_steps(steps, config.num_steps)
         config.num_steps, config.schedule, config.step_weights = steps, schedule, None
     return config
 

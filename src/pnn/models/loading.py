@@ -25,6 +25,7 @@ from pnn.errors import UserError, first_line
 from pnn.models.base import MaskedLMBase
 from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, class_named, kind_of, language_class
+from pnn.progress import say
 
 # What from_pretrained raises over files that are not there, damaged, or of something else
 LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
@@ -67,6 +68,14 @@ def check_num_steps(model: MaskedLMBase, num_steps: int | None) -> None:
     most = None if kind_of(model).has_steps else model.config.num_hidden_layers
     if num_steps is not None and (num_steps < 0 or (most is not None and num_steps > most)):
         raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most or 'any number'}")
+    if most is None:
+        note_untrained_steps(num_steps, model.config.num_steps)
+
+
+def note_untrained_steps(asked: int | None, trained: int) -> None:
+    """Fewer steps than trained are fine: the loss is taken after each."""
+    if asked is not None and asked > trained:
+        say(f"note: --num-steps {asked:,}, but the model was trained with {trained} steps: it has not learnt to use more")
 
 
 def load_decoder(run: str | Path, *, device: str | None = None) -> Loaded[PreTrainedModel]:

@@ -21,6 +21,15 @@ from pnn.config import check_keys, typed
 from pnn.errors import UserError, did_you_mean, first_line
 from pnn.models.registry import ENTRIES, distinct_blocks, kind_of, language_class
 
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "num_steps",
+)
 PLAIN = (bool, int, float, str, type(None))  # what a YAML file can say
 
 
@@ -31,6 +40,9 @@ def model_config(section: dict[str, Any], vocab_size: int | None = None, **defau
     hints = inspect.get_annotations(config_class, eval_str=True)  # the architecture's own fields, not the base class's
     check_keys(section, hints, "model")
     values = {key: typed(value, _plain(hints[key]), f"model.{key}") for key, value in section.items()}
+    for size in (config_class.attribute_map.get(name, name) for name in SIZES):
+        if values.get(size) is not None and values[size] < 1:
+            raise UserError(f"model.{size}: must be above zero, got {values[size]}")
     if vocab_size is not None:
         given = values.setdefault("vocab_size", vocab_size)
         if given < vocab_size:

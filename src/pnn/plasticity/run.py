@@ -69,7 +69,7 @@ def run_cycle(
     batch, row = settings.batch_rows, text.train.shape[1]
 
     def smaller() -> str:
-        less = f"--batch-rows {batch // 2}" if batch > 1 else f"--length {row // 2}"
+        less = f"--batch-size {batch // 2}" if batch > 1 else f"--max-length {row // 2}"
         return f"with updates of {batch} rows of {row:,} tokens: {less} needs half"
 
     with out_of_memory_says(smaller):

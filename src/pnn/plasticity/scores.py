@@ -230,7 +230,6 @@ METHODS: dict[str, Callable[[PreTrainedModel, Sequence[dict[str, Any]], int], Sc
     "magnitude": _magnitude,
     "contribution": _contribution,
     "gradient": _gradient,
-    "taylor": _gradient,  # its other name
     "random": _random,
     "combined": _combined,
 }

@@ -100,7 +100,7 @@ def row_length(model: PreTrainedModel, asked: int | None) -> int:
     """Tokens of a row: as asked, or the model's context up to a limit."""
     longest = longest_input(model)
     if asked is not None and not SHORTEST_ROW <= asked <= longest:
-        raise UserError(f"--length {asked}: the model takes rows of {SHORTEST_ROW} to {longest:,} tokens")
+        raise UserError(f"--max-length {asked}: the model takes rows of {SHORTEST_ROW} to {longest:,} tokens")
     return asked or min(longest, LONGEST_ROW)
 
 
@@ -131,7 +131,7 @@ def read_text(
         if len(tokens) < FEWEST_ROWS:
             raise UserError(
                 f"{data} is too short: it has {len(tokens)} {unit}, and {FEWEST_ROWS} are the fewest"
-                + (" (--length makes rows shorter)" if kind.causal else "")
+                + (" (--max-length makes rows shorter)" if kind.causal else "")
             )
         chosen, held_out = np.arange(len(tokens) - held), rows_of(tokens, np.arange(len(tokens) - held, len(tokens)))
     else:

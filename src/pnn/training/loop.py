@@ -27,7 +27,7 @@ from pnn.data import run_tokens
 from pnn.data.batches import TrainingStream
 from pnn.data.shards import left_out, prepare
 from pnn.data.tokenizers import end_of_text
-from pnn.errors import UserError
+from pnn.errors import Stopped, UserError
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.lean import leave_out_logits
@@ -44,14 +44,6 @@ from pnn.training.tracking import Metrics, environment
 from pnn.training.updates import Plan, Update, fitting_batch_size, updates_ahead
 
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-class Stopped(Exception):  # noqa: N818  (not an error: it did what it was asked)
-    """The run was asked to stop (Ctrl-C or SIGTERM), has saved and stopped."""
-
-    def __init__(self, signal_number: int, step: int):
-        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; --resume goes on from there")
-        self.exit_code = 128 + signal_number
 
 
 class Trainer:
@@ -139,6 +131,8 @@ class Trainer:
         """Continue from the last checkpoint; returns its place in the stream."""
         folder = self.run / "checkpoints" / "last"
         if not folder.exists():
+            if self.is_main and not self.quiet:
+                say(f"nothing to resume in {self.run}: starting from the beginning")
             return 0
         state = checkpoint.read_state(folder)
         text = [*state["text"][:3], state["text"][-1]]  # older checkpoints also name a micro-batch's tokens, which may change

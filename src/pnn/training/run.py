@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from pnn.config import RunConfig
+from pnn.errors import Stopped
 from pnn.evaluation.run import evaluate_run
 from pnn.progress import track
-from pnn.training.loop import Stopped, Trainer
+from pnn.training.loop import Trainer
 
 
 def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool = False) -> bool:

@@ -213,7 +213,7 @@ def _done(folder: Path, job: Job, plan: StudySettings, benches: dict[str, Bench]
             return True
         source = job.source
         bench = benches.get(source.name) or benches.setdefault(source.name, Bench(source, plan))
-        with out_of_memory_says(lambda: f"in arm {job.name}: fewer --jobs or --batch-rows need less"):
+        with out_of_memory_says(lambda: f"in arm {job.name}: fewer --jobs or a smaller --batch-size need less"):
             scores = _scores(folder, bench, job, plan)
             if scores is None:
                 return False

@@ -1,0 +1,35 @@
+"""Arguments and options that several commands share: one name and one meaning each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pnn.config import shipped_configs
+
+
+def complete_config(incomplete: str) -> list[str]:
+    return [name for name in shipped_configs() if name.startswith(incomplete)]
+
+
+Config = Annotated[
+    str,
+    typer.Argument(help="The name of a shipped config (pnn configs), or a YAML file.", autocompletion=complete_config),
+]
+Configs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Names of shipped configs, or YAML files. Default: both of quickstart.", autocompletion=complete_config
+    ),
+]
+Setting = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set model.num_steps=6")]
+Run = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
+NumSteps = Annotated[int | None, typer.Option(help="Refinement steps of a PNN. Default: as trained.")]
+BatchTokens = Annotated[int | None, typer.Option(help="Tokens per batch; fewer need less memory.", min=1)]
+Sequences = Annotated[int | None, typer.Option(help="At most so many sequences (default 2,188; of a decoder 200 rows).", min=2)]
+Results = Annotated[Path | None, typer.Option(help="Folder for results. Default: the run folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was stopped.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON lines; the default where output is no terminal.")]
