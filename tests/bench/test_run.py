@@ -235,6 +235,12 @@ def test_rows_of_one_process_and_of_two(pnn_command, pair, tmp_path, monkeypatch
     assert result["ratios"]["two_processes_vs_one"] > 0
     assert "two_processes_vs_one" in printed
     assert [path.name for path in out.parent.iterdir()] == [out.name]
+    code, _, err = pnn_command("bench", pair[1], "--what", "train", "--seconds", 0.1)
+    assert code == 2
+    assert f"{out.relative_to(tmp_path)} exists: --output FILE writes elsewhere, --overwrite replaces it" in err
+    assert json.loads(out.read_text()) == result
+    assert pnn_command("bench", pair[1], "--what", "train", "--against", "none", "--seconds", 0.1, "--overwrite")[0] == 0
+    assert len(json.loads(out.read_text())["rows"]) == 1
 
 
 @pytest.mark.slow

@@ -36,6 +36,24 @@ def test_train_then_report_then_look_at_the_data(pnn_command, undrawn, tiny_conf
     assert "checksums match" in out
 
 
+def test_resuming_nothing_says_so_and_starts(pnn_command, tiny_config, tmp_path):
+    words = ("train", tiny_config(), "--output", tmp_path / "run", "--max-steps", 3)
+    code, _, err = pnn_command(*words, "--resume")
+    assert code == 0, err
+    assert f"nothing to resume in {tmp_path / 'run'}: starting from the beginning" in err
+    code, _, err = pnn_command(*words, "--resume")  # finished: there is a checkpoint
+    assert code == 0, err
+    assert "nothing to resume" not in err
+
+
+def test_very_many_steps_are_noted_before_training(pnn_command, tiny_config, tmp_path):
+    code, _, err = pnn_command(
+        "train", tiny_config(data={"train": "no.txt"}), "--num-steps", 1000, "--output", tmp_path / "run"
+    )
+    assert code == 2
+    assert "model.num_steps is 1,000: every update computes 1,000 steps" in err
+
+
 def little_text(tmp_path: Path) -> list[str]:
     prepared = f"data.prepared={tmp_path / 'prepared'}"
     settings = ["data.synthetic_paragraphs=500", "data.validation_sequences=60", prepared]

@@ -55,6 +55,8 @@ def test_more_steps_than_trained_and_a_bare_checkpoint(pnn_command, trained_run)
     checkpoint = (trained_run / "checkpoints" / "best").resolve()
     code, out, err = pnn_command("fill", checkpoint, TEXT, "--num-steps", 9, "--by-step")
     assert code == 0, err
+    assert "note: --num-steps 9, but the model was trained with 4 steps" in err
+    assert "note:" not in pnn_command("fill", checkpoint, TEXT, "--num-steps", 3)[2]
     (result,) = filled(out)  # JSON lines, as this is no terminal
     assert len(result["by_step"][0]) == 10
     assert len(result["predictions"][0]) == 5

@@ -34,7 +34,7 @@ FENCE = re.compile(
 NEEDS = {"gpu", "hub", "install", "machines"}
 SHOWN = {"text"}  # languages that are there to be read
 START = "docs/index.md"
-OPTIONAL = {"--task": "lm_eval", "--onnx": "onnx"}  # what an option needs beyond the core; the dev extra has both
+OPTIONAL = {"--shots": "lm_eval", "--onnx": "onnx"}  # what an option needs beyond the core; the dev extra has both
 SLOW = {START, "docs/ablations.md", "docs/howto/many_gpus.md", "docs/howto/decoders.md", "docs/howto/your_text.md"}
 CORPUS = ["data.synthetic_paragraphs=300", "data.validation_sequences=30", "training.tensorboard=false"]
 FEW = ["--sequences", "10"]

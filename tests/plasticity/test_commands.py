@@ -30,15 +30,18 @@ QUICK = ("--learn-steps", 4, "--batch-size", 4, "--evaluate-every", 2, "--learni
 
 
 def test_the_command_makes_a_run_with_figures(pnn_command, saved):
-    code, out, err = pnn_command("plasticity", "cycle", "model", "--data", "text.txt", "--output", "runs/new", *QUICK)
+    words = ("plasticity", "cycle", "model", "--data", "text.txt", "--output", "runs/new", *QUICK, "--resume")
+    code, out, err = pnn_command(*words)
     assert code == 0, err
+    assert "nothing to resume in runs/new: starting from the beginning" in err
     assert "perplexity" in out
     assert "fewer attention parameters" in out
     for name in ("cycle", "heads", "perplexity"):
         assert Path(f"runs/new/figures/{name}.png").read_bytes().startswith(b"\x89PNG")
     assert len(heads(load("runs/new/checkpoints/last"))) == 10
-    code, _, err = pnn_command("plasticity", "cycle", "model", "--data", "text.txt", "--output", "runs/new", *QUICK, "--resume")
+    code, _, err = pnn_command(*words)
     assert code == 0, err
+    assert "nothing to resume" not in err
     code, out, err = pnn_command("evaluate", "runs/new", "--data", "text.txt")
     assert code == 0, err
 

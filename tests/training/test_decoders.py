@@ -201,6 +201,9 @@ def test_generate_continues_texts_the_same_way_every_time(run, pnn_command):
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["prompt"] for row in rows] == ["the fox of", "it has"]
     assert all(len(row["continuation"].split()) <= 6 for row in rows)
+    assert all(row["continuation"].startswith(" ") for row in rows)  # the prompt's last word stays a word
+    after_a_space = json.loads(pnn_command("generate", run, "it has ", "--temperature", 0, "--max-new-tokens", 3)[1])
+    assert not after_a_space["continuation"].startswith(" ")
     assert pnn_command(*arguments)[1] == out
     alone = json.loads(pnn_command("generate", run, "it has", "--max-new-tokens", "6", "--temperature", "0")[1])
     together = pnn_command("generate", run, "the fox of", "it has", "--max-new-tokens", "6", "--temperature", "0")[1]
