@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -45,6 +46,22 @@ def test_a_script_that_imports_pnn_gets_its_names_and_the_auto_classes(tmp_path)
     )
     done = subprocess.run([sys.executable, script, "-m", "pnn"], capture_output=True, text=True)
     assert done.stdout.split() == ["pnn", "ddl"], done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_knows_reorganised_models_too(trained_run, tmp_path):
+    """In a real process, which has not imported what tests have."""
+    from pnn import plasticity
+    from pnn.models.loading import load_model
+
+    best = trained_run / "checkpoints" / "best"
+    plasticity.save(plasticity.prune(load_model(best), [(0, 1)]), tmp_path / "smaller")
+    for file in best.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "smaller")
+    command = [sys.executable, "-m", "pnn", "fill", tmp_path / "smaller", "the fox has old [MASK] boots ."]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert '"predictions"' in done.stdout
 
 
 def commands(pnn_command) -> dict[tuple[str, ...], object]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -117,6 +118,7 @@ def read_config(name: str | Path) -> PreTrainedConfig:
     """config.json of a checkpoint folder or hub name; what lies beside it is compared with its checksums first."""
     if Path(name).is_dir():
         runs.verify_model(Path(name))
+    import_module("pnn.plasticity.models")  # stands above this file, and tells the Auto classes of reorganised models
     with _failing_as(name, "model"):
         return AutoConfig.from_pretrained(str(name), trust_remote_code=False)
 
