@@ -78,7 +78,7 @@ def forked(start_pnn, monkeypatch):
         process.poll = poll_and_say
         return process
 
-    monkeypatch.setattr("pnn.quickstart.subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr("pnn.training.jobs.subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
 
 
 @pytest.mark.slow

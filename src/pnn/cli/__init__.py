@@ -22,6 +22,7 @@ from pnn.errors import Stopped, UserError, first_line
 ORDER = (
     "quickstart",
     "train",
+    "sweep",
     "evaluate",
     "fill",
     "generate",
@@ -115,6 +116,7 @@ def main() -> None:
         plasticity,
         quickstart,
         report,
+        sweep,
         train,
     )
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from pnn.evaluation.fill import Filled, Prediction
 from pnn.kinds import of_result
 from pnn.numbers import bare_per_cent, estimate, interval, per_cent, short_count
-from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Tasks, TaskScore, texts_of
+from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Json, Tasks, TaskScore, texts_of
 
 FILE_COLUMNS = 160
 
@@ -325,3 +325,24 @@ def print_finetuning(summary: dict[str, Any]) -> None:
 
 
 MANY_UNKNOWN = 0.05
+
+
+def print_sweep(result: Json) -> None:
+    """One row per arm and text: the mean over seeds, and how far it is from the first arm."""
+    table = Table(title="mean over seeds (95 % interval)", title_justify="left")
+    for column in ("arm", "parameters", "seeds", "text"):
+        table.add_column(column, no_wrap=column == "arm")
+    for column in ("measured", "above the first arm, over seeds", "over seeds and sequences"):
+        table.add_column(column, justify="right")
+    for arm in result["arms"]:
+        for text, found in arm.get("texts", {}).items():
+            accuracy = found["measure"] == "accuracy"
+            scale, digits = (100, 2) if accuracy else (1, 4)
+            apart = found["against_first"] or {}
+            cells = [
+                "" if one is None else estimate(one, digits, scale=scale, plus=True)
+                for one in (apart.get("over_seeds"), apart.get("over_seeds_and_sequences"))
+            ]
+            measured = estimate(found, digits, scale=scale) + (" %" if accuracy else " nats")
+            table.add_row(arm["name"], short_count(arm["parameters"]), str(len(arm["seeds"])), text, measured, *cells)
+    show(table)
