@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from pnn.config import DataConfig
 from pnn.data import shards, tokenizers
 from pnn.data.shards import TokenSet, prepare, read_manifest, verify
+from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(30))]
@@ -330,3 +332,19 @@ def test_max_sequences_is_a_seeded_sample_of_the_right_size_outside_the_tail(dat
     assert np.array_equal(prepare(data, quiet).train_sequences, chosen)
     data.max_sequences = 50
     assert prepare(data, quiet).train_sequences.tolist() == list(range(50))
+
+
+def test_a_folder_of_tokens_stands_for_its_text(data, tmp_path):
+    made = prepare(data, quiet)
+    moved = tmp_path / "elsewhere" / "tokens"
+    shutil.copytree(made.train.folder, moved)
+    there = replace(data, train=str(moved), prepared=str(tmp_path / "empty"))
+    again = prepare(there, quiet)
+    assert again.train.fingerprint == made.train.fingerprint
+    assert np.array_equal(again.train_sequences, made.train_sequences)
+    assert fingerprint(again.tokenizer) == fingerprint(made.tokenizer)
+    assert not (tmp_path / "empty").exists()
+    with pytest.raises(UserError, match=r"tokens of another data\.max_length"):
+        prepare(replace(there, max_length=data.max_length - 1), quiet)
+    with pytest.raises(UserError, match="but the model reads rows"):
+        prepare(replace(there, layout="rows"), quiet)

@@ -31,6 +31,7 @@ HUB = {  # short name → (dataset, configuration, streamed because too large to
     "fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT", True),
 }
 SUFFIXES = (".txt", ".jsonl", ".parquet", ".tokens", ".raw")
+MANIFEST = "manifest.json"  # of a folder of token shards
 RECORD_END = "\x1e"  # white space to everything that reads lines
 LONGEST_LINE = 1_000_000  # characters; a longer "line" is a file without line breaks, not a paragraph
 
@@ -41,12 +42,15 @@ class Source:
     identity: dict[str, Any]  # what the text is, for fingerprints
     lines: Callable[[], Iterator[str]]
     records: bool = False  # whether lines come in records, each ended by RECORD_END
+    shards: Path | None = None  # where its tokens are, of a text that is here as tokens alone
 
 
 def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
     if name == "synthetic":
         identity = {"synthetic": data.synthetic_paragraphs, "language": synthetic.fingerprint()}
         return Source(name, identity, lambda: _records(synthetic.paragraphs(data.synthetic_paragraphs, seed=0)), True)
+    if (Path(name) / MANIFEST).is_file():
+        return _as_tokens(Path(name))
     if _looks_like_files(name):
         files = _find_files(name)
         identity = {"files": [[file.name, sha256(file)] for file in files], "column": data.text_column}
@@ -55,6 +59,16 @@ def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
     if name not in HUB and "/" not in name:
         raise UserError(f'no corpus "{name}": not a file, and not a known name{did_you_mean(name, [*HUB, "synthetic"])}')
     return _hub_source(name, data, split)
+
+
+def _as_tokens(folder: Path) -> Source:
+    """A folder of token shards: the text itself need not be here."""
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+
+    def no_lines() -> Iterator[str]:
+        raise UserError(f"{folder} holds tokens, and other tokens are asked for: give the text that they were made from")
+
+    return Source(manifest["name"], manifest["recipe"]["source"], no_lines, shards=folder)
 
 
 def _records(texts: Iterable[str]) -> Iterator[str]:

@@ -156,6 +156,8 @@ def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progres
         if data.layout != "rows":
             tokenizers.check_masks(tokenizer, data.tokenizer)
         return tokenizer
+    if source.shards is not None:
+        return TokenSet(source.shards).tokenizer()
     if source.name == "synthetic":
         return tokenizers.of_synthetic_language(data.max_length)
     # Trained once, kept beside the shards under the fingerprint of the text it was trained on.
@@ -185,10 +187,23 @@ def prepare_source(
         recipe["layout"] = "rows"
     stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.name).name.split(".")[0]) or "text"
     folder = Path(data.prepared) / f"{stem}-{_digest(recipe)}"
+    if source.shards is not None:
+        _check_made_so(source.shards, recipe)
+        return TokenSet(source.shards)
     if not (folder / "manifest.json").exists():
         with new_folder(folder) as partial:
             _write_shards(partial, source, tokenizer, data, recipe, progress)
     return TokenSet(folder)
+
+
+def _check_made_so(folder: Path, recipe: dict[str, Any]) -> None:
+    """Of shards that were named instead of a text: whether they are what the config asks for."""
+    made = read_manifest(folder)["recipe"]
+    for key, word in (("tokenizer", "data.tokenizer"), ("max_length", "data.max_length"), ("text", "data.filter or its marks")):
+        if made[key] != recipe[key]:
+            raise UserError(f"{folder} holds tokens of another {word} ({made[key]}, the config asks for {recipe[key]})")
+    if made.get("layout") != recipe.get("layout"):
+        raise UserError(f"{folder} holds {made.get('layout', 'lines')}, but the model reads {recipe.get('layout', 'lines')}")
 
 
 def _empty(source: corpora.Source, data: DataConfig) -> UserError:
