@@ -148,7 +148,7 @@ def test_the_schedule_and_the_number_of_steps_imply_each_other():
         ({"type": "pnn", "hidden_size": "wide"}, "model.hidden_size: expected a whole number, got 'wide'"),
         ({"type": "pnn", "hidden_size": 10, "num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=10"),
         ({"type": "bert", "vocab_size": 10}, "model.vocab_size: 10, but the tokenizer has 99 entries"),
-        ({"type": "bert", "num_hidden_layers": 0}, "num_hidden_layers=0, but at least one layer is needed"),
+        ({"type": "bert", "num_hidden_layers": 0}, "model.num_hidden_layers: must be above zero, got 0"),
     ],
 )
 def test_a_wrong_model_section_is_a_user_error_that_names_the_key(section, message):

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# One part of the comparison. Usage: results/better_than_bert/run.sh PART TOKENS WIKITEXT RUNS [pnn sweep arguments]
+# PART: looks, rates, a or b. TOKENS and WIKITEXT: folders of token shards (README.md beside). Every part is a sweep: stopped,
+# the same command goes on. Before `a` each config holds its model's best rate.
+set -euo pipefail
+part=$1 tokens=$2 wikitext=$3 runs=$4
+shift 4
+configs=$(cd "$(dirname "$0")" && pwd)/configs
+sweep() { # NAME, then what `pnn sweep` takes
+  local name=$1
+  shift
+  python3 -m pnn sweep "$@" --output "$runs/$name" --set data.train="$tokens" --set evaluation.sets.wikitext_tokens.source="$wikitext"
+}
+case $part in
+  looks) sweep looks "$configs"/pnn_rewrite.yaml "$configs"/pnn_gateless.yaml "$configs"/looks/*.yaml --set training.epochs=1 "$@" ;;
+  rates)
+    for model in pnn_rewrite pnn_gateless bert4 bert12 pnn_paper; do
+      sweep "rates_$model" "$configs/$model.yaml" --over training.learning_rate=5e-4,1e-3,2e-3 --set training.epochs=1 "$@"
+    done ;;
+  a)
+    sweep a5 "$configs"/pnn_rewrite.yaml "$configs"/bert4.yaml --seeds 5 --set training.epochs=3 "$@"
+    sweep a3 "$configs"/pnn_gateless.yaml "$configs"/bert12.yaml --seeds 3 --set training.epochs=3 "$@"
+    sweep a1 "$configs"/pnn_paper.yaml --set training.epochs=3 "$@" ;;
+  b) sweep b "$configs"/pnn_rewrite.yaml "$configs"/bert4.yaml "$configs"/bert12.yaml --set training.epochs=10 "$@" ;;
+  *) echo "no part $part: looks, rates, a or b" >&2; exit 2 ;;
+esac
