@@ -67,6 +67,7 @@ class TrainingConfig:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     gradient_clip: float = 1.0
+    average_decay: float | None = None  # keep a running average of the weights, evaluated beside the last ones: 0.999
     precision: str = "auto"  # "fp32", "fp16", "bf16"; auto: bf16 on a GPU that has it, fp16 on an older one, fp32 on CPU
     compile: bool | None = None  # torch.compile and recorded passes; null: on a GPU
     device: str = "auto"  # "cpu", "cuda"
@@ -216,8 +217,8 @@ def validate(config: RunConfig) -> RunConfig:
             raise UserError(f"{key}: must lie between 0 and 1, got {get(key)}")
     if not 3 <= config.data.max_length <= 65535:
         raise UserError(f"data.max_length: must lie between 3 and 65535, got {config.data.max_length}")
-    for key in ("training.adam_beta1", "training.adam_beta2"):
-        if not 0 <= get(key) < 1:
+    for key in ("training.adam_beta1", "training.adam_beta2", "training.average_decay"):
+        if get(key) is not None and not 0 <= get(key) < 1:
             raise UserError(f"{key}: must be at least 0 and below 1, got {get(key)}")
     for key in ("training.warmup_steps", "training.weight_decay", "training.min_learning_rate"):
         if get(key) < 0:

@@ -28,6 +28,7 @@ FREE_ON_RESUME = {
     "evaluation.sets",
     "evaluation.batch_tokens",
 }
+AVERAGE = "checkpoints/average"  # in a run folder: its averaged weights, where it kept any
 TRAINING_STATE = ("optimizer.safetensors", "trainer_state.json")  # of a checkpoint: read by nothing but --resume
 
 

@@ -23,9 +23,7 @@ def sweep(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds 0, 1, … of every arm.", min=1)] = 1,
     output: Annotated[Path | None, typer.Option(help="Folder of the sweep. Default: sweeps/<first config>")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time. Default: as many as there is room for.", min=1)
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time. Default: as many as there is room for.", min=1)] = None,
     settings: Setting = None,
 ) -> None:
     """Train a grid of runs and compare them.

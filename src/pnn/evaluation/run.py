@@ -102,6 +102,16 @@ def evaluate_run(
         totals[name] = one.pop("by_sequence")
         result.setdefault("sets", {})[name] = one
     if folder is not None and Path(run).resolve() == folder:
+        if (folder / runs.AVERAGE).exists():
+            result["average"] = evaluate_run(
+                folder / runs.AVERAGE,
+                progress=progress,
+                sets=sets,
+                num_steps=num_steps,
+                stride=stride,
+                batch_tokens=batch_tokens,
+                device=device,
+            )
         another_way = {"num_steps": num_steps, "stride": stride}
         _keep(folder, result, totals, "".join(f"_{key}_{value}" for key, value in another_way.items() if value is not None))
     return cast(Evaluation, result)

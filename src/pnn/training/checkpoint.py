@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pnn.errors import UserError
 from pnn.files import new_folder, point, sha256, write_json
 from pnn.runs import verify_checkpoint
+from pnn.training.optim import with_average
 
 
 def save_checkpoint(
@@ -42,6 +43,16 @@ def save_checkpoint(
             write_json(partial / "checksums.json", {p.name: sha256(p) for p in sorted(partial.iterdir())})
     except (OSError, SafetensorError) as error:
         raise UserError(f"could not write the checkpoint {folder}: {error} (earlier checkpoints are untouched)") from error
+
+
+def save_average(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, optimizer: torch.optim.Optimizer
+) -> None:
+    """A checkpoint of the averaged weights. Nothing resumes from it: they are kept with the optimiser's state."""
+    with new_folder(folder) as partial, with_average(optimizer):
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        write_json(partial / "checksums.json", {p.name: sha256(p) for p in sorted(partial.iterdir())})
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

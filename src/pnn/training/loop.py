@@ -37,7 +37,7 @@ from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
 from pnn.training.device import compiles, precision_of
 from pnn.training.objective import objective_of
-from pnn.training.optim import learning_rate, make_optimizer, set_learning_rate
+from pnn.training.optim import average_weights, learning_rate, make_optimizer, set_learning_rate
 from pnn.training.recording import Recorder, can_record
 from pnn.training.threads import choose_threads
 from pnn.training.tracking import Metrics, environment
@@ -244,6 +244,8 @@ class Trainer:
                 losses.append(torch.stack((self.recorder or self._forward_backward)(inputs)))
         norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.training.gradient_clip)
         self.stepper.step()
+        if self.config.training.average_decay is not None:
+            average_weights(self.optimizer, self.config.training.average_decay)
         if self.recorder is None:
             self.stepper.zero_grad()
         else:
@@ -340,6 +342,9 @@ class Trainer:
                 checkpoint.save_checkpoint(folder, self.model, self.prepared.tokenizer, self.optimizer, state)
             if self.best_step == self.step:
                 checkpoint.mark(checkpoints, "best", folder)
+            averaged = self.run / runs.AVERAGE
+            if self.config.training.average_decay is not None and self.step == self.plan.updates and not averaged.exists():
+                checkpoint.save_average(averaged, self.model, self.prepared.tokenizer, self.optimizer)
             checkpoint.mark(checkpoints, "last", folder)
             checkpoint.rotate(checkpoints, self.config.training.keep_checkpoints)
 

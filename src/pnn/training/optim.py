@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +47,34 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
         return floor + (peak - floor) * min(1.0, left)
     progress = (step - warmup) / max(1, total - 1 - warmup)
     return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+@torch.no_grad()
+def average_weights(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """ā ← decay · ā + (1 − decay) · w after every update, beginning with w. It is part of the optimiser's state, so that it is
+    saved and resumed with it."""
+    moved = [p for group in optimizer.param_groups for p in group["params"] if optimizer.state[p]]
+    for p in moved:
+        optimizer.state[p].setdefault("average", p.detach().clone())
+    torch._foreach_lerp_([optimizer.state[p]["average"] for p in moved], [p.detach() for p in moved], 1 - decay)
+
+
+@contextmanager
+def with_average(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Meanwhile the model has its averaged weights."""
+    moved = [p for group in optimizer.param_groups for p in group["params"] if "average" in optimizer.state[p]]
+    last = [p.detach().clone() for p in moved]
+    _copy(moved, [optimizer.state[p]["average"] for p in moved])
+    try:
+        yield
+    finally:
+        _copy(moved, last)
+
+
+@torch.no_grad()
+def _copy(parameters: list[Tensor], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

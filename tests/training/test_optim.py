@@ -1,18 +1,21 @@
-"""Muon, batched over matrices of one shape, against torch's own and against what it promises."""
+"""Muon, batched over matrices of one shape, against torch's own and what it promises; schedules; averaged weights."""
 
 from __future__ import annotations
 
 import copy
+import json
 from itertools import pairwise
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import pnn
-from pnn.config import TrainingConfig
+from pnn.config import TrainingConfig, load_config
 from pnn.training.muon import Muon, orthogonal
-from pnn.training.optim import block_matrices, learning_rate, make_optimizer
+from pnn.training.optim import average_weights, block_matrices, learning_rate, make_optimizer, with_average
+from pnn.training.run import train_run
 
 SIZE = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 12}
 
@@ -119,3 +122,33 @@ def test_a_flat_schedule_holds_the_peak_and_falls_over_the_last_fifth():
     assert set(rates[10:79]) == {1.0}
     assert rates[-1] == pytest.approx(0.1)
     assert all(a > b for a, b in pairwise(rates[79:]))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_averaged_weights_are_the_running_mean_and_come_back(optimizer):
+    built = model()
+    training = TrainingConfig(optimizer=optimizer, learning_rate=1e-2)
+    stepper = make_optimizer(built, training)
+    expected = None
+    for step in range(4):
+        take_steps(built, stepper, 1, first=step)
+        average_weights(stepper, 0.75)
+        now = {name: p.detach().clone() for name, p in built.named_parameters()}
+        expected = now if expected is None else {name: 0.75 * expected[name] + 0.25 * p for name, p in now.items()}
+    last = {name: p.detach().clone() for name, p in built.named_parameters()}
+    with with_average(stepper):
+        assert all(torch.allclose(p, expected[name], atol=1e-6) for name, p in built.named_parameters())
+        assert not torch.equal(built.head.decoder.weight, last["head.decoder.weight"])
+    assert all(torch.equal(p, last[name]) for name, p in built.named_parameters())
+
+
+def test_a_run_is_evaluated_with_its_averaged_weights_too(tiny_config, tmp_path):
+    config = load_config(str(tiny_config(training={"max_steps": 6, "average_decay": 0.5, "optimizer": "muon"})))
+    train_run(config, tmp_path / "run", quiet=True)
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert found["average"]["targets"] == found["targets"]
+    assert found["average"]["loss"] != found["loss"]
+    averaged = load_file(tmp_path / "run" / "checkpoints" / "average" / "model.safetensors")
+    state = load_file(tmp_path / "run" / "checkpoints" / "last" / "optimizer.safetensors")
+    key = "encoder.refiners.0.ffn.up.weight"
+    assert torch.equal(averaged[key], state[f"average.{key}"])
