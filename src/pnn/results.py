@@ -159,10 +159,12 @@ class MaskedEvaluation(Measured, MaskedText):
 
     anatomy: NotRequired[dict[str, int]]  # parameters of each part
     sets: NotRequired[dict[str, MaskedText]]
+    average: NotRequired[MaskedEvaluation]  # of the run's averaged weights
 
 
 class CausalEvaluation(Measured, CausalText):
     sets: NotRequired[dict[str, CausalText]]
+    average: NotRequired[CausalEvaluation]
     tasks: NotRequired[Tasks]
 
 
