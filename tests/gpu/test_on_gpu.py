@@ -77,6 +77,44 @@ def test_compiled_training_loss_equals_the_plain_one():
         assert (grads[0] - grads[1]).norm() / grads[1].norm() < 2e-2
 
 
+FORMS = {
+    "paper": {"zero_init": False},
+    "rewrite": {"update": "rewrite", "schedule": [0, 1, 0, 1], "step_weights": [0.0, 0.3, 0.0, 0.7]},
+    "open and rotary": {"update": "rewrite", "gate_start": 0.88, "gate_bias": True, "positions": "rotary"},
+    "gateless": {"update": "rewrite", "gate": "none"},
+    "gate of the token, GeGLU": {"update": "rewrite", "gate": "token", "ffn": "geglu", "positions": "rotary"},
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_in_16_bit_with_kernels_is_its_equations_in_fp32(form, compiled):
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    size = {"vocab_size": 500, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256, "dropout": 0.0}
+    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**size, initializer_range=0.05, **FORMS[form])).cuda()
+    fast = copy.deepcopy(model)
+    if compiled:
+        fast.base_model.compile_blocks(with_kernels=True)
+    ids, at = torch.randint(5, 500, (1, 512), device="cuda"), torch.arange(0, 512, 8, device="cuda")
+    call = {
+        "input_ids": ids,
+        "position_ids": (torch.arange(512, device="cuda") % 64)[None],
+        "cu_seqlens": torch.arange(0, 513, 64, device="cuda", dtype=torch.int32),
+        "labels": ids[0, at],
+        "logit_positions": at,
+    }
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = fast(**call, output_logits=False).loss
+    expected = model(**call).loss
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-2)
+    for one, other in ((loss, fast), (expected, model)):
+        one.backward()
+        assert all(p.grad is not None for p in other.parameters())
+    grads, wanted = (torch.cat([p.grad.flatten() for p in m.parameters()]) for m in (fast, model))
+    assert (grads - wanted).norm() / wanted.norm() < 5e-2
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_loss_kernel_equals_the_plain_form(dtype):
     torch.manual_seed(0)
@@ -102,7 +140,7 @@ def test_the_loss_kernel_equals_the_plain_form(dtype):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("passes", [1, 2])
-@pytest.mark.parametrize("kind", ["pnn", "bert"])
+@pytest.mark.parametrize("kind", ["pnn", "rewrite", "bert"])
 def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind):
     """Recorded and replayed (`compile`) or issued kernel by kernel: the same curve, dropout included, over one and two
     micro-batches an update and batches with different numbers of sequences."""
@@ -111,10 +149,11 @@ def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind)
     from pnn.training.updates import updates_ahead
 
     curves = {}
+    kinds = {"pnn": {"type": "pnn"}, "rewrite": {"type": "pnn", "update": "rewrite"}, "bert": {"type": "bert"}}
     for recorded in (True, False):
         config = tiny_config(
             f"recorded-{recorded}-{dropout}",
-            model={"type": kind, "hidden_size": 64, "dropout": dropout, "attention_dropout": dropout},
+            model={**kinds[kind], "hidden_size": 64, "dropout": dropout, "attention_dropout": dropout},
             training={
                 **{"compile": True, "precision": "bf16", "max_steps": 30},
                 **{"batch_size": 80 // passes, "effective_batch_size": 80},
