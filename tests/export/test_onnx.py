@@ -77,3 +77,12 @@ class TestGraph:
         assert "differs from torch" in err
         assert "fewer --num-steps" in err
         assert not (tmp_path / "out").exists()
+
+    def test_weights_in_bf16_become_a_graph_in_fp32(self, checkpoints, tmp_path):
+        half = tmp_path / "half"
+        exported = open_for_export(str(checkpoints["pnn"]))
+        exported.model.bfloat16().save_pretrained(half)
+        exported.tokenizer.save_pretrained(half)
+        result = export_run(str(half), tmp_path / "out", with_onnx=True)
+        assert result["onnx_difference"] <= 1e-4
+        assert open_for_export(str(tmp_path / "out")).model.dtype == torch.bfloat16  # the weights stay as they were

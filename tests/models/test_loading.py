@@ -102,3 +102,21 @@ def test_a_class_that_no_auto_class_knows_is_read_as_a_language_model(folders, t
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MyOwnDecoder"]}))
     assert type(load_model(folder)) is type(load_as_named(folder)) is pnn.DDLForCausalLM
+
+
+def test_weights_in_bf16_are_computed_with_in_fp32_on_a_cpu(folders, tmp_path):
+    half = tmp_path / "half"
+    load_model(folders / "pnn").bfloat16().save_pretrained(half)
+    of_synthetic_language(32).save_pretrained(half)
+    loaded = load_any(half, device="cpu")
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.float32}
+
+
+def test_steps_that_were_not_trained_to_be_read_are_told(tmp_path, capsys):
+    shape = {**SHAPE, "intermediate_size": 16, "schedule": [0, 1, 0, 1], "step_weights": [0.0, 0.3, 0.0, 0.7]}
+    pnn.PNNForMaskedLM(pnn.PNNConfig(**shape)).save_pretrained(tmp_path)
+    of_synthetic_language(32).save_pretrained(tmp_path)
+    load_run(tmp_path, num_steps=2, device="cpu")
+    assert "note" not in capsys.readouterr().err
+    load_run(tmp_path, num_steps=3, device="cpu")
+    assert "trained to be read after steps 2, 4" in capsys.readouterr().err

@@ -8,6 +8,7 @@ batch and length than it was traced with, and must agree with torch to 1e-4.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import warnings
@@ -47,6 +48,8 @@ def check_installed() -> None:
 def write_onnx(path: Path, model: PreTrainedModel, steps: int | None) -> float:
     """Returns the largest difference to torch's logits."""
     check_installed()
+    if model.dtype != torch.float32:
+        model = copy.deepcopy(model).float()  # what onnxruntime computes in on a CPU; the folder's own weights stay as they are
     model = model.eval()
     options: dict[str, Any] = {"num_steps": steps} if steps is not None else {}
     if kind_of(model).causal:

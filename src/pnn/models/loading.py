@@ -71,6 +71,10 @@ def check_num_steps(model: MaskedLMBase, num_steps: int | None) -> None:
         raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most or 'any number'}")
     if most is None:
         note_untrained_steps(num_steps, model.config.num_steps)
+        weights = model.config.step_weights or []
+        if num_steps is not None and 0 < num_steps <= len(weights) and weights[num_steps - 1] == 0:
+            read = ", ".join(str(step) for step, weight in enumerate(weights, 1) if weight > 0)
+            say(f"note: --num-steps {num_steps}, but the model was trained to be read after steps {read}")
 
 
 def note_untrained_steps(asked: int | None, trained: int) -> None:
@@ -94,6 +98,8 @@ def load_any(run: str | Path, *, device: str | None = None) -> Loaded[Any]:
     tokenizer = tokenizer_for(checkpoint, model.config, longest_input(model))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     use_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if not use_bf16:
+        model = model.float()  # weights may lie in bf16, which a CPU computes slowly
     return Loaded(checkpoint, model.to(device), tokenizer, torch.bfloat16 if use_bf16 else torch.float32)
 
 
