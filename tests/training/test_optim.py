@@ -10,9 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import pnn
 from pnn.config import TrainingConfig, load_config
+from pnn.errors import UserError
 from pnn.training.muon import Muon, orthogonal
 from pnn.training.optim import average_weights, block_matrices, learning_rate, make_optimizer, with_average
 from pnn.training.run import train_run
@@ -92,6 +94,36 @@ def test_blocks_matrices_are_muons_and_the_rest_is_adamws():
     assert decays["encoder.embeddings.token.weight"] == 0.1
 
 
+def test_fused_matrices_of_decoders_are_taken_apart_and_without_linear_layers_muon_says_so():
+    size = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    decoder = pnn.DDLForCausalLM(pnn.DDLConfig(**size, intermediate_size=24, max_position_embeddings=12))
+    names = {p: name for name, p in decoder.named_parameters()}
+    parts = {names[p]: count for p, count in block_matrices(decoder).items()}
+    assert parts["model.blocks.1.attention.qkv.weight"] == 3
+    assert parts["model.blocks.1.mlp.up.weight"] == 2
+    assert parts["model.blocks.1.mlp.down.weight"] == 1
+    assert not any("embeddings" in name or "head" in name for name in parts)
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=16, n_head=2, n_layer=1, n_positions=12))
+    with pytest.raises(UserError, match="GPT2LMHeadModel have no linear layers: take adamw"):
+        make_optimizer(gpt2, recipe())
+
+
+def test_muon_trains_what_pruning_and_freezing_leave():
+    pruned = pnn.plasticity.prune(model(tie_word_embeddings=True), [(0, 1)])
+    pruned.encoder.refiners[1].requires_grad_(False)
+    before = copy.deepcopy(pruned)
+    matrices = block_matrices(pruned)
+    assert matrices[pruned.encoder.refiners[0].attention.qkv.weight] == 3  # one head of q, of k and of v
+    optimizer = make_optimizer(pruned, recipe())
+    grouped = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(grouped) == len(set(grouped)) == sum(p.requires_grad for p in pruned.parameters())
+    take_steps(pruned, optimizer, 2)
+    moved = {
+        name for (name, p), was in zip(pruned.named_parameters(), before.parameters(), strict=True) if not torch.equal(p, was)
+    }
+    assert {name for name, p in pruned.named_parameters() if p.requires_grad} == moved
+
+
 @pytest.mark.parametrize("shape", [(3, 16, 16), (2, 12, 40), (2, 40, 12)])
 def test_directions_are_nearly_orthogonal(shape):
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
@@ -140,6 +172,16 @@ def test_averaged_weights_are_the_running_mean_and_come_back(optimizer):
         assert all(torch.allclose(p, expected[name], atol=1e-6) for name, p in built.named_parameters())
         assert not torch.equal(built.head.decoder.weight, last["head.decoder.weight"])
     assert all(torch.equal(p, last[name]) for name, p in built.named_parameters())
+
+
+def test_nothing_is_averaged_while_fp16_skips_the_first_updates():
+    built = model()
+    stepper = make_optimizer(built, recipe())
+    average_weights(stepper, 0.75)  # a scaler that found an infinite gradient has not called step
+    take_steps(built, stepper, 1)
+    average_weights(stepper, 0.75)
+    with with_average(stepper):
+        assert all("average" in stepper.state[p] for p in built.parameters())
 
 
 def test_a_run_is_evaluated_with_its_averaged_weights_too(tiny_config, tmp_path):

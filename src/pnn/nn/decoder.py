@@ -70,6 +70,7 @@ class CausalAttention(nn.Module):
         self.layer = layer  # its place in a cache. Not read without one: compiled code would be made for each layer
         self.num_heads, self.head_width = num_heads, hidden_size // num_heads
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
+        self.qkv.parts = 3  # type: ignore[assignment]  # as `SelfAttention`'s
         self.query_norm = RMSNorm(self.head_width, eps)
         self.key_norm = RMSNorm(self.head_width, eps)
         self.out = nn.Linear(hidden_size, hidden_size, bias=False)
@@ -114,6 +115,7 @@ class SwiGLU(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int):
         super().__init__()
         self.up = nn.Linear(hidden_size, 2 * intermediate_size, bias=False)
+        self.up.parts = 2  # type: ignore[assignment]
         self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
         self.down.role = "branch end"  # type: ignore[assignment]
 

@@ -22,7 +22,7 @@ class GatedFeedForward(nn.Module):
     def __init__(self, hidden_size: int, intermediate_size: int, dropout: float):
         super().__init__()
         self.up = nn.Linear(hidden_size, 2 * intermediate_size)
-        self.up.parts = 2  # type: ignore[assignment]  # as attention's qkv
+        self.up.parts = 2  # type: ignore[assignment]  # as `SelfAttention`'s qkv
         self.down = nn.Linear(intermediate_size, hidden_size)
         self.dropout = nn.Dropout(dropout)
 

@@ -74,9 +74,9 @@ class Trainer:
         if not on_gpu and self.accelerator.num_processes == 1:  # launchers share out the cores of several processes
             self.where += " " + choose_threads(run, resume, width)
         self.model = self._build()
+        self.optimizer = make_optimizer(self.model, config.training)
         if self.is_main:
             runs.claim(run, config)
-        self.optimizer = make_optimizer(self.model, config.training)
         self.step = 0
         self.best_loss, self.best_step = math.inf, -1
         self.seconds = 0.0

@@ -8,17 +8,24 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from pnn.config import TrainingConfig
+from pnn.errors import UserError
+from pnn.models.registry import distinct_blocks
 from pnn.training.muon import Muon
 
 DECAYED = 0.2  # of a run, at the end of a flat schedule
 
 
-def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: PreTrainedModel, training: TrainingConfig) -> torch.optim.Optimizer:
     """Weight decay acts on matrices only: not on norms, biases and the gate's temperature."""
     trained = [p for p in model.parameters() if p.requires_grad]
     muon = block_matrices(model) if training.optimizer == "muon" else {}
+    if training.optimizer == "muon" and not muon:
+        raise UserError(
+            f"training.optimizer: muon, but the blocks of a {type(model).__name__} have no linear layers: take adamw"
+        )
     groups = [
         {"params": [p for p in trained if p.dim() > 1 and p not in muon], "weight_decay": training.weight_decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
@@ -28,12 +35,11 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Op
     return Muon(muon.items(), adamw, training.learning_rate, training.weight_decay) if muon else adamw
 
 
-def block_matrices(model: nn.Module) -> dict[Tensor, int]:
-    """The matrices of what a model repeats (its longest list of modules), and how many lie in each parameter."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    blocks = max(lists, key=lambda found: sum(p.numel() for p in found.parameters()), default=nn.ModuleList())
-    layers = [module for module in blocks.modules() if isinstance(module, nn.Linear) and min(module.weight.shape) > 1]
-    return {layer.weight: getattr(layer, "parts", 1) for layer in layers if layer.weight.requires_grad}
+def block_matrices(model: PreTrainedModel) -> dict[Tensor, int]:
+    """The matrices of a model's blocks that are trained, and how many lie in each parameter."""
+    layers = [one for block in distinct_blocks(model) for one in block.modules() if isinstance(one, nn.Linear)]
+    chosen = [layer for layer in layers if layer.weight.requires_grad and min(layer.weight.shape) > 1]
+    return {layer.weight: getattr(layer, "parts", 1) for layer in chosen}
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
@@ -53,7 +59,9 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
 def average_weights(optimizer: torch.optim.Optimizer, decay: float) -> None:
     """ā ← decay · ā + (1 − decay) · w after every update, beginning with w. It is part of the optimiser's state, so that it is
     saved and resumed with it."""
-    moved = [p for group in optimizer.param_groups for p in group["params"] if optimizer.state[p]]
+    moved = [p for group in optimizer.param_groups for p in group["params"] if optimizer.state.get(p)]
+    if not moved:  # in fp16 the first updates may be skipped
+        return
     for p in moved:
         optimizer.state[p].setdefault("average", p.detach().clone())
     torch._foreach_lerp_([optimizer.state[p]["average"] for p in moved], [p.detach() for p in moved], 1 - decay)
