@@ -135,6 +135,35 @@ def test_hooks_and_replaced_layers_are_not_bypassed(kernels_forced):
     assert found != pytest.approx(unwatched, abs=1e-3)
 
 
+@pytest.mark.parametrize("how", ["subclass", "forward", "norm"])
+def test_an_attention_or_norm_of_somebodys_own_is_called(how, kernels_forced):
+    torch.manual_seed(0)
+    model = MODELS["equations"]().eval()
+    refiner, calls = model.encoder.refiners[0], []
+
+    class OwnAttention(type(refiner.attention)):
+        def forward(self, *args):
+            calls.append(1)
+            return super().forward(*args)
+
+    class OwnNorm(torch.nn.RMSNorm):
+        def forward(self, x):
+            calls.append(1)
+            return super().forward(x)
+
+    if how == "subclass":
+        own = OwnAttention(SIZE["hidden_size"], SIZE["num_attention_heads"])
+        own.load_state_dict(refiner.attention.state_dict())
+        refiner.attention = own
+    elif how == "forward":
+        before = refiner.attention.forward
+        refiner.attention.forward = lambda *args: calls.append(1) or before(*args)
+    else:
+        refiner.attention_norm = OwnNorm(SIZE["hidden_size"])
+    model(**packed_call()).loss.backward()  # a whole step is written out in training alone
+    assert len(calls) == 2  # once a step
+
+
 @pytest.mark.parametrize("kind", ["pnn", "bert"])
 def test_a_padded_batch_with_a_classifier(kind, kernels_forced, monkeypatch):
     """What fine-tuning computes: no packed layout, one token read."""

@@ -29,6 +29,7 @@ class SelfAttention(nn.Module):
             raise ValueError(f"num_attention_heads={num_heads} does not divide hidden_size={hidden_size}")
         self.num_heads, self.head_width = num_heads, hidden_size // num_heads
         self.attention_dropout = attention_dropout
+        self.is_plain = type(self) is SelfAttention  # fast forms compute in its stead, and not in a subclass's
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
         self.qkv.parts = 3  # type: ignore[assignment]  # matrices in one: an optimiser that works by the matrix takes them apart
         self.out = nn.Linear(hidden_size, hidden_size)

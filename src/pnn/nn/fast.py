@@ -47,11 +47,16 @@ def for_kernels(x: Tensor) -> bool:
 def untouched(module: nn.Module) -> bool:
     """Whether a kernel may compute in this module's stead: nobody listens to it or changes what it returns."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks)
+    return not any(hooks) and "forward" not in vars(module)  # accelerate replaces it where weights are elsewhere
 
 
 def plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     return type(module) is kind and untouched(module)
+
+
+def plain_attention(module: Any) -> bool:
+    """`plain(module, SelfAttention)`, which this file cannot import."""
+    return getattr(module, "is_plain", False) and untouched(module)
 
 
 def written_out(refiner: Any, h: Tensor, layout: Layout) -> bool:
@@ -67,13 +72,14 @@ def written_out(refiner: Any, h: Tensor, layout: Layout) -> bool:
 
 def can_write_out(refiner: Any) -> bool:
     """Whether the refiner is made of what kernels/refinement knows. Then there is nothing left to compile."""
-    if refiner.own_form is None or type(refiner.gate) is not QueryKeyGate:
-        return False
     attention = refiner.attention
-    if attention.num_heads * attention.head_width != attention.qkv.in_features:
-        return False  # heads were taken away or added: the written-out step has the original shapes
+    if refiner.own_form is None or type(refiner.gate) is not QueryKeyGate or not plain_attention(attention):
+        return False
     parts = (type(refiner), type(attention), FeedForward, QueryKeyGate, nn.Linear, nn.LayerNorm, nn.Dropout)
-    return all(type(module) in parts and untouched(module) for module in refiner.modules())
+    if not all(type(module) in parts and untouched(module) for module in refiner.modules()):
+        return False
+    # where heads were taken away or added there are other shapes
+    return attention.num_heads * attention.head_width == attention.qkv.in_features
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
@@ -165,7 +171,7 @@ def refinement_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None, 
 def attended(block: Any, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:
     """a = LayerNorm(h + dropout(Attn(h)))."""
     attention = block.attention
-    if for_kernels(h) and untouched(attention) and plain(attention.out, nn.Linear):
+    if for_kernels(h) and plain_attention(attention) and plain(attention.out, nn.Linear):
         x, bias = F.linear(only_at(attention.context(h, layout), at), attention.out.weight), attention.out.bias
     else:
         x, bias = attention(h, layout, at), None
@@ -189,7 +195,7 @@ def fed(ffn: nn.Module, a: Tensor) -> tuple[Tensor, Tensor | None]:
 def add_norm(x: Tensor, bias: Tensor | None, dropout: nn.Dropout | None, residual: Tensor | None, norm: nn.LayerNorm) -> Tensor:
     """LayerNorm(residual + dropout(x + bias)). A kernel leaves it in 16 bit: the sum and the statistics inside are in fp32,
     and what follows is a product in 16 bit or, for a stream of states, as good (see docs/decisions.md)."""
-    if for_kernels(x) and untouched(norm):
+    if for_kernels(x) and plain(norm, nn.LayerNorm):
         from pnn.kernels import norm as kernel
 
         if kernel.takes(x):
