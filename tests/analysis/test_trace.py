@@ -23,6 +23,8 @@ VARIANTS = {
     "schedule": {"schedule": [0, 1, 2, 0, 1, 2], "zero_init": False},
     "no gate": {"gate": "none", "zero_init": False},
     "delta": {"update": "delta", "zero_init": False},
+    "rewrite": {"update": "rewrite", "gate_start": 0.2, "positions": "rotary", "ffn": "geglu"},
+    "token gate": {"update": "rewrite", "gate": "token"},
 }
 
 
@@ -137,6 +139,7 @@ def test_every_experiment_is_done_or_says_why_not(prepared, variant):
     for name in experiment_names():
         result = perform(name, subject)
         gateless = name in ("gate_specificity", "gate_entropy") and variant in ("no gate", "delta", "bert")
+        gateless = gateless or (name == "gate_specificity" and variant == "token gate")
         short = name in ("meg", "modeling", "dimensionwise") and variant == "one step"
         assert ("not_done" in result) == (gateless or short), name
         if "not_done" not in result:
@@ -146,6 +149,8 @@ def test_every_experiment_is_done_or_says_why_not(prepared, variant):
 
 def test_what_has_no_gates_or_no_path_says_so(prepared):
     assert perform("gates", Subject(build("no gate"), text_of(prepared))) == {"not_done": "the model has no gates"}
+    one_each = perform("gates", Subject(build("token gate"), text_of(prepared)))
+    assert one_each == {"not_done": "the model has one gate for each token, not for each dimension"}
     assert "not steps of one refiner" in perform("optimisation", Subject(build("bert"), text_of(prepared)))["not_done"]
 
 

@@ -105,6 +105,11 @@ def with_gates(model: MaskedLMBase) -> str | None:
     return None if has_gates(model) else "the model has no gates"
 
 
+def with_gates_by_dimension(model: MaskedLMBase) -> str | None:
+    each = getattr(model.config, "gate", "none") == "token"
+    return with_gates(model) or ("the model has one gate for each token, not for each dimension" if each else None)
+
+
 def with_steps(fewest: int) -> Callable[[MaskedLMBase], str | None]:
     def need(model: MaskedLMBase) -> str | None:
         steps = steps_of(model)

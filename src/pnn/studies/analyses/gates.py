@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pnn.analysis.subject import Subject, with_gates
+from pnn.analysis.subject import Subject, with_gates_by_dimension
 from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
 from pnn.analysis.trace import KINDS, trace_batch
 from pnn.results import Finding
@@ -31,7 +31,7 @@ ABOUT = Analysis(
     hypotheses={
         "gates_close_step_by_step": "gates become more selective from step to step",
     },
-    needs=(with_gates,),
+    needs=(with_gates_by_dimension,),
 )
 
 

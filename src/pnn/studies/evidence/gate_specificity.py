@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pnn.analysis.controls import generator
-from pnn.analysis.subject import Subject, accuracy_drop, drop_of, plain_metrics, scaled, with_gates
+from pnn.analysis.subject import Subject, accuracy_drop, drop_of, plain_metrics, scaled, with_gates_by_dimension
 from pnn.analysis.totals import finding
 from pnn.analysis.trace import Edit, Place
 from pnn.studies.registry import Experiment
@@ -30,7 +30,7 @@ ABOUT = Experiment(
         "dimensions (orange) would cost no more than scaling it in place to the same effect on size (grey)."
     ),
     hypotheses={"gate_specificity": "which dimensions a gate opens matters, beyond how much it lets through"},
-    needs=(with_gates,),
+    needs=(with_gates_by_dimension,),
 )
 
 DROPOUT = (0.25, 0.5, 0.75)
