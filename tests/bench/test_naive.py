@@ -7,7 +7,7 @@ import torch
 import pnn
 from pnn.bench import training
 from pnn.bench.curves import loss_curves
-from pnn.bench.naive import NaivePNN, NaiveTrainer, naive_weights
+from pnn.bench.naive import NaivePNN, NaiveTrainer, check_published_design, naive_weights
 from pnn.bench.padding import micro_batches, pad
 from pnn.config import load_config
 from pnn.data.batches import pack
@@ -108,6 +108,12 @@ def test_loss_and_gradients_equal_ours(variant, changes):
     for name, gradient in found.items():
         assert torch.allclose(gradient, wanted[name], atol=1e-6, rtol=1e-3), name
         assert gradient.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("changes", [{"gate": "token"}, {"gate_start": 0.1}, {"ffn": "geglu"}, {"positions": "rotary"}])
+def test_what_the_published_code_does_not_have_has_no_naive_baseline(changes):
+    with pytest.raises(UserError, match=f"model.{next(iter(changes))}: .* is not in the published design"):
+        check_published_design(pnn.PNNConfig(**changes))
 
 
 def test_published_design_only():

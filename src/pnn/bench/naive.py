@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -123,11 +124,20 @@ class NaivePNN(nn.Module):
 
 
 def check_published_design(config: PNNConfig) -> None:
-    for key, value in (("update", "gated"), ("head_transform", False), ("tie_word_embeddings", False)):
-        if getattr(config, key) != value:
+    published: dict[str, tuple[Any, ...]] = {
+        "update": ("gated",),
+        "gate": ("query_key", "none"),
+        "gate_start": (0.5,),
+        "ffn": ("gelu",),
+        "positions": ("learned",),
+        "head_transform": (False,),
+        "tie_word_embeddings": (False,),
+    }
+    for key, values in published.items():
+        if getattr(config, key) not in values:
             raise UserError(
                 f"model.{key}: {getattr(config, key)} is not in the published design, so there is no naive baseline of it: "
-                f"set it to {str(value).lower()}, or leave naive out of --against"
+                f"set it to {str(values[0]).lower()}, or leave naive out of --against"
             )
 
 

@@ -17,6 +17,7 @@ from pnn.bench import inference, processes, scaling, training
 from pnn.bench.bounds import bound_by_bytes
 from pnn.bench.naive import check_published_design
 from pnn.bench.timing import Budget, clean_slate, copy_rate, hardware_slug, machine, matrix_rate
+from pnn.bench.transformers_bert import check_transformers_has
 from pnn.config import RunConfig
 from pnn.errors import UserError, did_you_mean
 from pnn.files import write_json
@@ -86,6 +87,8 @@ def check(runs: list[RunConfig], what: list[str], against: list[str]) -> None:
         config = model_config(run.model)
         if "naive" in against and training.row_name(run) == "pnn" and {"train", "inference"} & set(what):
             check_published_design(config)
+        if "transformers" in against and run.kind.type == "bert" and {"train", "inference"} & set(what):
+            check_transformers_has(config)
         if "processes" in what:
             processes.check_shape(run)
         if run.kind.type == "transformers":

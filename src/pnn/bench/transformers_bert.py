@@ -20,6 +20,7 @@ from transformers import BertConfig, BertForMaskedLM, DataCollatorForLanguageMod
 from pnn.bench.timing import Budget, Clock
 from pnn.config import RunConfig
 from pnn.data.shards import Prepared
+from pnn.errors import UserError
 from pnn.models.bert import BertBaselineConfig
 
 MICRO_BATCH_ROWS = 384  # at most: the paper's; more would not fit with logits at every position
@@ -54,6 +55,15 @@ class StepTimer(TrainerCallback):
         elif self.clock.tick(self.tokens):
             control.should_training_stop = True
         return control
+
+
+def check_transformers_has(config: BertBaselineConfig) -> None:
+    for key, value in (("ffn", "gelu"), ("positions", "learned")):
+        if getattr(config, key) != value:
+            raise UserError(
+                f"model.{key}: {getattr(config, key)} is not in transformers' BERT: set it to {value}, or leave transformers "
+                "out of --against"
+            )
 
 
 def build_bert(config: BertBaselineConfig) -> BertForMaskedLM:
