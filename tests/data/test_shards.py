@@ -348,3 +348,22 @@ def test_a_folder_of_tokens_stands_for_its_text(data, tmp_path):
         prepare(replace(there, max_length=data.max_length - 1), quiet)
     with pytest.raises(UserError, match="but the model reads rows"):
         prepare(replace(there, layout="rows"), quiet)
+
+
+def test_training_and_validation_may_be_two_folders_of_tokens(data, tmp_path):
+    (tmp_path / "other.txt").write_text("\n".join(some_lines()[:7]) + "\n")
+    made = prepare(replace(data, validation=str(tmp_path / "other.txt")), quiet)
+    folders = {"train": str(made.train.folder), "validation": str(made.validation.folder)}
+    again = prepare(replace(data, **folders, prepared=str(tmp_path / "empty")), quiet)
+    assert again.validation.fingerprint == made.validation.fingerprint != again.train.fingerprint
+    assert len(again.validation_sequences) == 7
+    assert len(again.train_sequences) == 60
+    assert not (tmp_path / "empty").exists()
+
+
+@pytest.mark.parametrize("text", ["{}", "not JSON", '{"name": "x", "recipe": 3}'])
+def test_a_manifest_of_something_else_is_named(data, tmp_path, text):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match=r"folder/manifest\.json is not that of token shards"):
+        prepare(replace(data, train=str(tmp_path / "folder")), quiet)

@@ -63,12 +63,18 @@ def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
 
 def _as_tokens(folder: Path) -> Source:
     """A folder of token shards: the text itself need not be here."""
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        name, identity = manifest["name"], manifest["recipe"]["source"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{folder / MANIFEST} is not that of token shards: name the text files beside it, or take it away"
+        ) from None
 
     def no_lines() -> Iterator[str]:
         raise UserError(f"{folder} holds tokens, and other tokens are asked for: give the text that they were made from")
 
-    return Source(manifest["name"], manifest["recipe"]["source"], no_lines, shards=folder)
+    return Source(name, identity, no_lines, shards=folder)
 
 
 def _records(texts: Iterable[str]) -> Iterator[str]:

@@ -185,11 +185,11 @@ def prepare_source(
     }
     if data.layout == "rows":
         recipe["layout"] = "rows"
-    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.name).name.split(".")[0]) or "text"
-    folder = Path(data.prepared) / f"{stem}-{_digest(recipe)}"
     if source.shards is not None:
         _check_made_so(source.shards, recipe)
         return TokenSet(source.shards)
+    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.name).name.split(".")[0]) or "text"
+    folder = Path(data.prepared) / f"{stem}-{_digest(recipe)}"
     if not (folder / "manifest.json").exists():
         with new_folder(folder) as partial:
             _write_shards(partial, source, tokenizer, data, recipe, progress)
