@@ -25,6 +25,11 @@ def test_the_grid_is_configs_times_values():
     assert [arm.name for arm in arms_of(["a"], [])] == ["a"]
 
 
+def test_arms_that_would_share_a_folder_are_refused():
+    with pytest.raises(UserError, match="two arms of one name"):
+        arms_of(["a"], ["data.train=some/text,some-text"])
+
+
 @pytest.mark.parametrize("wrong", ["training.learning_rate", "=1,2", "training.learning_rate=", "model.gate=[1"])
 def test_an_axis_that_cannot_be_read_is_named(wrong):
     with pytest.raises(UserError, match="--over"):

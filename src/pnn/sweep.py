@@ -64,7 +64,7 @@ def arms_of(configs: Sequence[str], over: Sequence[str]) -> list[Arm]:
         words = [f"{key.rpartition('.')[2]}={value}" for key, value in chosen]
         stem = [Path(config).stem] if len(configs) > 1 or not words else []
         arms.append(Arm(config, tuple(f"{key}={value}" for key, value in chosen), " ".join([*stem, *words])))
-    if len({arm.name for arm in arms}) < len(arms):
+    if len({_folder_name(arm.name) for arm in arms}) < len(arms):
         raise UserError("the sweep has two arms of one name: a config or a value is given twice")
     return arms
 
@@ -80,20 +80,20 @@ def run_sweep(
     """Train what is missing, compare, write. Returns what sweep.json holds, and the folder."""
     arms = arms_of(configs, over)
     folder = output or Path("sweeps") / Path(configs[0]).stem
-    loaded = {
-        (arm.name, seed): load_config(arm.config, [*settings, *arm.settings, f"training.seed={seed}"])
-        for arm in arms
-        for seed in range(seeds)
-    }
+
+    def words(arm: Arm, seed: int) -> list[str]:
+        return [*settings, *arm.settings, f"training.seed={seed}", f"name={_folder_name(arm.name)}-{seed}"]
+
+    loaded = {(arm, seed): load_config(arm.config, words(arm, seed)) for arm in arms for seed in range(seeds)}
     asked = {"configs": list(configs), "over": list(over), "seeds": seeds, "settings": list(settings)}
     _claim(folder, asked)
     jobs = {}
-    for (name, seed), config in loaded.items():
-        run = folder / _folder_name(name) / f"seed-{seed}"
-        check_free(run, config, resume=(run / "config.yaml").exists())
-        arm = next(arm for arm in arms if arm.name == name)
-        words = [*settings, *arm.settings, f"training.seed={seed}", f"name={run.parent.name}-{seed}"]
-        jobs[f"{name} seed {seed}"] = Job(arm.config, words, run, _updates(config))
+    for arm in arms:
+        updates = _updates(loaded[arm, 0])
+        for seed in range(seeds):
+            run = folder / _folder_name(arm.name) / f"seed-{seed}"
+            check_free(run, loaded[arm, seed], resume=(run / "config.yaml").exists())
+            jobs[f"{arm.name} seed {seed}"] = Job(arm.config, words(arm, seed), run, updates)
     failed = train_jobs(jobs, at_once or default_at_once(), keep_going=True)
     for name, why in failed.items():
         say(f"{name} failed and is left out: {why}")
