@@ -63,12 +63,15 @@ def check_encoder(config: Any) -> None:
     for key, choices in (("ffn", FEED_FORWARDS), ("positions", ("learned", "rotary"))):
         if getattr(config, key) not in choices:
             raise ValueError(f"{key}={getattr(config, key)!r} is none of {', '.join(choices)}")
-    check_heads(config)
+    check_heads(config, rotary=config.positions == "rotary")
 
 
-def check_heads(config: Any) -> None:
-    if config.hidden_size % config.num_attention_heads:
+def check_heads(config: Any, rotary: bool) -> None:
+    width, rest = divmod(config.hidden_size, config.num_attention_heads)
+    if rest:
         raise ValueError(f"num_attention_heads={config.num_attention_heads} does not divide hidden_size={config.hidden_size}")
+    if rotary and width % 2:
+        raise ValueError(f"heads of {width} numbers cannot be rotated in pairs")
 
 
 def arrange(

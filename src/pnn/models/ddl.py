@@ -84,9 +84,7 @@ class DDLConfig(PreTrainedConfig):
 
     def validate_decoder(self) -> None:
         """Called by `@strict` after construction and before saving."""
-        check_heads(self)
-        if self.hidden_size // self.num_attention_heads % 2:
-            raise ValueError(f"heads of {self.hidden_size // self.num_attention_heads} numbers cannot be rotated in pairs")
+        check_heads(self, rotary=True)
         for name, known in (("residual", RESIDUALS), ("compressor", COMPRESSORS), ("reading", VARIANTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(known)}")
