@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
-from pnn.files import new_folder, point, sha256, write_json
+from pnn.files import new_folder, sha256, write_json
 from pnn.runs import verify_checkpoint
 from pnn.training.optim import with_average
 
@@ -34,25 +36,30 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: dict[str, Any],
 ) -> None:
-    try:
-        with new_folder(folder) as partial:
-            model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
-            save_file(optimizer_tensors(model, optimizer), partial / "optimizer.safetensors")
-            write_json(partial / "trainer_state.json", state)
-            write_json(partial / "checksums.json", {p.name: sha256(p) for p in sorted(partial.iterdir())})
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"could not write the checkpoint {folder}: {error} (earlier checkpoints are untouched)") from error
+    with _new_checkpoint(folder, model, tokenizer) as partial:
+        save_file(optimizer_tensors(model, optimizer), partial / "optimizer.safetensors")
+        write_json(partial / "trainer_state.json", state)
 
 
 def save_average(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, optimizer: torch.optim.Optimizer
 ) -> None:
     """A checkpoint of the averaged weights. Nothing resumes from it: they are kept with the optimiser's state."""
-    with new_folder(folder) as partial, with_average(optimizer):
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        write_json(partial / "checksums.json", {p.name: sha256(p) for p in sorted(partial.iterdir())})
+    with with_average(optimizer), _new_checkpoint(folder, model, tokenizer):
+        pass
+
+
+@contextmanager
+def _new_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Iterator[Path]:
+    """A folder with a model, to add to; checksums come last."""
+    try:
+        with new_folder(folder) as partial:
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            yield partial
+            write_json(partial / "checksums.json", {p.name: sha256(p) for p in sorted(partial.iterdir())})
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"could not write the checkpoint {folder}: {error} (earlier checkpoints are untouched)") from error
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -108,7 +115,3 @@ def rotate(checkpoints: Path, keep: int) -> None:
     for folder in sorted(checkpoints.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))[:-keep]:
         if folder.resolve() not in pointed:
             shutil.rmtree(folder)
-
-
-def mark(checkpoints: Path, name: str, folder: Path) -> None:
-    point(checkpoints / name, folder)

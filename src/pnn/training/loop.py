@@ -28,7 +28,7 @@ from pnn.data.batches import TrainingStream
 from pnn.data.shards import left_out, prepare
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import Stopped, UserError
-from pnn.files import write_json
+from pnn.files import point, write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.lean import leave_out_logits
 from pnn.models.sections import build_model, compile_blocks, model_config
@@ -341,11 +341,11 @@ class Trainer:
                 }
                 checkpoint.save_checkpoint(folder, self.model, self.prepared.tokenizer, self.optimizer, state)
             if self.best_step == self.step:
-                checkpoint.mark(checkpoints, "best", folder)
+                point(checkpoints / "best", folder)
             averaged = self.run / runs.AVERAGE
             if self.config.training.average_decay is not None and self.step == self.plan.updates and not averaged.exists():
                 checkpoint.save_average(averaged, self.model, self.prepared.tokenizer, self.optimizer)
-            checkpoint.mark(checkpoints, "last", folder)
+            point(checkpoints / "last", folder)
             checkpoint.rotate(checkpoints, self.config.training.keep_checkpoints)
 
     # Around the loop ----------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ class CausalObjective:
         return {"validation_loss": evaluation["loss"], "validation_perplexity": evaluation["perplexity"]}
 
 
-def objective_of(config: RunConfig, prepared: Prepared, batch_tokens: int, on_gpu: bool) -> MaskedObjective | CausalObjective:
+def objective_of(config: RunConfig, prepared: Prepared, batch_tokens: int, on_gpu: bool) -> Objective:
     if config.kind.causal:
         return CausalObjective(config, prepared)
     return MaskedObjective.of(config, prepared, batch_tokens, on_gpu)
