@@ -39,6 +39,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def write_checksums(folder: Path) -> None:
+    """checksums.json, of all files that are there."""
+    write_json(folder / "checksums.json", {path.name: sha256(path) for path in sorted(folder.iterdir())})
+
+
 def is_taken(path: Path) -> bool:
     """Whether something is there that a new folder of this name would replace. An empty folder is nothing."""
     return path.exists() and (not path.is_dir() or any(path.iterdir()))

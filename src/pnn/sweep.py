@@ -30,6 +30,7 @@ from pnn.data.shards import prepare
 from pnn.errors import UserError
 from pnn.files import is_taken, write_json, write_text
 from pnn.progress import say, track
+from pnn.results import texts_of
 from pnn.runs import BY_SEQUENCE, check_free, read_json
 from pnn.stats import Estimate, seeds_and_sequences, student
 from pnn.training.jobs import Job, train_jobs
@@ -164,7 +165,6 @@ def _read(run: Path) -> dict[str, Any] | None:
         return None
     evaluation = read_json(run / "evaluation.json")
     totals = read_json(run / BY_SEQUENCE) if (run / BY_SEQUENCE).exists() else {}
-    texts = {"validation": evaluation, **evaluation.get("sets", {})}
     return {
         "parameters": evaluation["parameters"],
         "texts": {
@@ -173,7 +173,7 @@ def _read(run: Path) -> dict[str, Any] | None:
                 "value": text["accuracy"] if "accuracy_by_step" in text else text["loss"],
                 "totals": totals.get(name),
             }
-            for name, text in texts.items()
+            for name, text in texts_of(evaluation).items()
         },
     }
 

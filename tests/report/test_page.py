@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pnn.config import RunConfig
 from pnn.errors import UserError
@@ -188,6 +189,16 @@ def test_the_verdict_follows_the_interval(tmp_path: Path, interval: tuple[float,
     text = read(write_report([run], tmp_path / "report.html")).text
     assert said in text
     assert [phrase in text for phrase in ("steps help", "no gain", "do harm")].count(True) == 1
+
+
+def test_no_gain_is_claimed_over_a_step_that_was_not_trained_to_be_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [0.1, 0.2, 0.55])
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"] |= {"step_weights": [0.0, 1.0]}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    text = read(write_report([run], tmp_path / "report.html")).text
+    assert "was not trained to be read: what further steps add is not known" in text
+    assert "steps help" not in text
 
 
 def test_the_distance_to_the_ceiling_is_said(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def export_run(
     if num_steps is not None and num_steps < 1:
         raise UserError(f"--num-steps {num_steps}: at least one is needed")
     if num_steps is not None:
-        note_untrained_steps(num_steps, exported.model.config.num_steps)
+        note_untrained_steps(num_steps, exported.model.config)
     if remote_code:
         check_ours(exported.model)
     result: dict[str, Any] = {"output": str(output), "model": exported.name, "auto_class": exported.auto.__name__}

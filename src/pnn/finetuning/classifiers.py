@@ -35,7 +35,7 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
             raise UserError(
                 f"--num-steps {steps}: the schedule {config.schedule} needs {len(config.schedule)} to use every refiner"
             )
-        loading.note_untrained_steps(steps, config.num_steps)
+        loading.note_untrained_steps(steps, config)
         config.num_steps, config.schedule, config.step_weights = steps, schedule, None
     return config
 

@@ -27,7 +27,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
-from pnn.files import new_folder, sha256, write_json, write_text
+from pnn.files import new_folder, sha256, write_checksums, write_json, write_text
 from pnn.finetuning import classifiers
 from pnn.finetuning.baselines import baselines
 from pnn.finetuning.encoding import Encoded, encode
@@ -212,7 +212,7 @@ def _one_task(subject: Subject, data: TaskData, folder: Path, asked: dict[str, A
         checkpoint = partial / "checkpoints" / "best"
         model.save_pretrained(checkpoint)
         subject.tokenizer.save_pretrained(checkpoint)
-        write_json(checkpoint / "checksums.json", {path.name: sha256(path) for path in sorted(checkpoint.iterdir())})
+        write_checksums(checkpoint)
         write_json(partial / "result.json", result)
         seconds = round(time.monotonic() - started, 1)
         write_json(partial / "environment.json", environment(0, 1) | {"seeds": settings.seeds, "seconds": seconds})

@@ -70,17 +70,19 @@ def check_num_steps(model: MaskedLMBase, num_steps: int | None) -> None:
     if num_steps is not None and (num_steps < 0 or (most is not None and num_steps > most)):
         raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most or 'any number'}")
     if most is None:
-        note_untrained_steps(num_steps, model.config.num_steps)
-        weights = model.config.step_weights or []
-        if num_steps is not None and 0 < num_steps <= len(weights) and weights[num_steps - 1] == 0:
-            read = ", ".join(str(step) for step, weight in enumerate(weights, 1) if weight > 0)
-            say(f"note: --num-steps {num_steps}, but the model was trained to be read after steps {read}")
+        note_untrained_steps(num_steps, model.config)
 
 
-def note_untrained_steps(asked: int | None, trained: int) -> None:
-    """Fewer steps than trained are fine: the loss is taken after each."""
-    if asked is not None and asked > trained:
-        say(f"note: --num-steps {asked:,}, but the model was trained with {trained} steps: it has not learnt to use more")
+def note_untrained_steps(asked: int | None, config: Any) -> None:
+    """Fewer steps than trained are fine where the loss is taken after each, as it is unless `step_weights` says otherwise."""
+    if not asked:
+        return
+    if asked > config.num_steps:
+        trained = f"trained with {config.num_steps} steps: it has not learnt to use more"
+        say(f"note: --num-steps {asked:,}, but the model was {trained}")
+    elif config.step_weights is not None and config.step_weights[asked - 1] == 0:
+        read = ", ".join(str(step) for step, weight in enumerate(config.step_weights, 1) if weight > 0)
+        say(f"note: --num-steps {asked}, but the model was trained to be read after steps {read}")
 
 
 def load_decoder(run: str | Path, *, device: str | None = None) -> Loaded[PreTrainedModel]:

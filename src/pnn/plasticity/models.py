@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.files import is_taken, new_folder, sha256, write_json
+from pnn.files import is_taken, new_folder, write_checksums, write_json
 from pnn.models.loading import load_as_named
 from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, classes_of, register
@@ -123,7 +123,7 @@ def save(model: PreTrainedModel, path: str | Path, tokenizer: Any = None, histor
                 tokenizer.save_pretrained(partial)
             if history is not None:
                 write_json(partial / HISTORY, history)
-            write_json(partial / "checksums.json", {p.name: sha256(p) for p in sorted(partial.iterdir())})
+            write_checksums(partial)
     except (OSError, SafetensorError) as error:
         raise UserError(f"could not write the model to {folder}: {error}") from error
 

@@ -43,6 +43,12 @@ class Run(Generic[E]):
         return self.kind.has_steps
 
     @property
+    def reads_first_step(self) -> bool:
+        """Whether the first step was trained to be read."""
+        weights = self.config.model.get("step_weights")
+        return weights is None or weights[0] > 0
+
+    @property
     def is_decoder(self) -> bool:
         return self.kind.causal
 

@@ -83,6 +83,10 @@ def always_guessing(guess: Commonest) -> str:
 
 def _gain(run: MaskedRun) -> Html:
     """Whether the last step beats the first: the paper's claim for refining again and again."""
+    if not run.reads_first_step:
+        return join(
+            ["The first step of ", _bold(run.name), " was not trained to be read: what further steps add is not known."]
+        )
     measured, gain = run.evaluation, Estimate.from_json(run.evaluation["gain_over_first_step"])
     steps, between = measured["num_steps"], interval(gain[1:])
     if verdict(gain) == SUPPORTED:

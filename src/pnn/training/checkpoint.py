@@ -24,7 +24,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
-from pnn.files import new_folder, sha256, write_json
+from pnn.files import new_folder, write_checksums, write_json
 from pnn.runs import verify_checkpoint
 from pnn.training.optim import with_average
 
@@ -57,7 +57,7 @@ def _new_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
             yield partial
-            write_json(partial / "checksums.json", {p.name: sha256(p) for p in sorted(partial.iterdir())})
+            write_checksums(partial)
     except (OSError, SafetensorError) as error:
         raise UserError(f"could not write the checkpoint {folder}: {error} (earlier checkpoints are untouched)") from error
 
