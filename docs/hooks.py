@@ -6,8 +6,8 @@
 - A page that says "Not run yet" goes without the figures that it will have.
 - The one script that the theme would take from another host, for searching in a site opened from the disk, is ours.
 - `<!-- fields: src/pnn/config.py DataConfig -->` becomes the class's fields with their comments, which are their documentation.
-- A picture is a link to itself: on a phone its words are too small to read in the page.
-- Equations become MathML when the site is built: browsers draw it themselves, and nothing is fetched.
+- The emphasised line under a picture is its caption. A picture is a link to itself: on a phone its words are too small to read.
+- Equations become MathML when the site is built: browsers draw it themselves, with the font in docs/fonts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORDS = {
 SHIM = "https://unpkg.com/iframe-worker/shim"
 FIELDS = re.compile(r"<!-- fields: (\S+) (\w+) -->")
 MATH = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
-PICTURE = re.compile(r'<img [^>]*src="([^"]+)"[^>]*>')
+FIGURE_WITH_CAPTION = re.compile(r'<p>(<img [^>]*src="([^"]+)"[^>]*>)\s*<em>(.*?)</em></p>', re.DOTALL)
 
 
 def _in_repository(page: str) -> str:
@@ -98,7 +98,8 @@ def on_page_content(content: str, **_: Any) -> str:
         drawing = convert(html.unescape(match[2]), display="block" if block else "inline")
         return f'<{match[1]} class="equation">{drawing}</{match[1]}>'
 
-    return PICTURE.sub(r'<a href="\1">\g<0></a>', MATH.sub(drawn, content))
+    figure = r'<figure><a href="\2">\1</a><figcaption>\3</figcaption></figure>'
+    return FIGURE_WITH_CAPTION.sub(figure, MATH.sub(drawn, content))
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

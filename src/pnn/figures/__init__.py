@@ -1,1 +1,1 @@
-"""One function a figure. They read results (evaluation.json, metrics.jsonl, config.json as dictionaries), never a model."""
+"""One function per figure. They read results (evaluation.json, metrics.jsonl, config.json as dictionaries), never a model."""

@@ -30,7 +30,7 @@ def decoder_curves(metrics: Mapping[str, Sequence[Json]]) -> Figure:
         steps, values = series(rows, "validation_loss")
         validation.plot(steps, values, color=colour[name], lw=1.6, marker="o", ms=3.5)
     for axes, title in ((training, "Training loss"), (validation, "Loss on held-out text")):
-        axes.set(title=title, ylabel="nats a token", xlabel="updates")
+        axes.set(title=title, ylabel="nats per token", xlabel="updates")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
         axes.set_xlim(left=0)
@@ -50,7 +50,7 @@ class Curve(NamedTuple):
 
 @styled
 def matched_curves(curves: Mapping[str, Sequence[Curve]], start: float = 0.35) -> Figure:
-    """Validation loss against tokens, FLOPs and wall clock, a colour a variant: seeds thin, their mean thick. Only the last
+    """Validation loss against tokens, FLOPs and wall clock, one colour per variant: seeds thin, their mean thick. Only the last
     part of training is drawn, from the share `start` on: differences are small beside what all variants learn at first."""
     figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
@@ -80,7 +80,7 @@ def matched_curves(curves: Mapping[str, Sequence[Curve]], start: float = 0.35) -
         axes.set(title=f"At equal {title}", xlabel=label)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value) if value >= 1000 else f"{value:g}"))
-    panels[0].set_ylabel("held-out loss, nats a token")
+    panels[0].set_ylabel("held-out loss, nats per token")
     _fit(panels[0], lowest, highest)
     label_ends(panels[-1], ends)
     keys = [Line2D([], [], color=colour[name], lw=2, label=name) for name in curves]

@@ -60,7 +60,7 @@ def verdict_line(found: Finding) -> str:
 
 
 def write_verdicts(figure: Figure, findings: Mapping[str, Finding]) -> None:
-    """One line or two a finding, under all panels."""
+    """One line or two per finding, under all panels."""
     lines = [textwrap.fill(verdict_line(found), LINE, subsequent_indent="    ") for found in findings.values()]
     if lines:
         figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=SMALL, color=INK, linespacing=1.35)
@@ -69,7 +69,7 @@ def write_verdicts(figure: Figure, findings: Mapping[str, Finding]) -> None:
 def panels_and_strip(
     found: Json, height: float, widths: tuple[float, ...] = (1, 1), *, rows: int = 1, keys: Sequence[Artist] = ()
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `rows` × len(widths) panels of `height` inches a row under their common keys, with the finding below."""
+    """A figure of `rows` × len(widths) panels of `height` inches per row under their common keys, with the finding below."""
     above = rows * height + (0.25 if keys else 0)
     figure = Figure(figsize=(WIDTH, above + STRIP), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=(above, STRIP))

@@ -132,7 +132,7 @@ def titled(axes: Axes, title: str, keys: Sequence[Any] = (), columns: int = 4) -
 
 
 def shades(count: int, light: str = "#a6cbe3", dark: str = "#08306b") -> list[str]:
-    """From light to dark, one a step."""
+    """From light to dark, one per step."""
     start, end = np.array(to_rgb(light)), np.array(to_rgb(dark))
     return [to_hex(start + (end - start) * (i / max(count - 1, 1))) for i in range(count)]
 

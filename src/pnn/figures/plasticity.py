@@ -147,7 +147,7 @@ def _plain(name: str) -> str:
 
 @styled
 def heads(records: Records) -> Figure:
-    """Before pruning, after pruning, after growth: a row of panels a round, a square a head."""
+    """Before pruning, after pruning, after growth: one row of panels per round, one square per head."""
     pruning, growth = of_phase(records, "pruning"), of_phase(records, "growth")
     before = records[0]["head_map"]
     layers, columns = len(before), 1 + max(max(row, default=0) for one in (records[0], *growth) for row in one["head_map"])

@@ -1,5 +1,5 @@
 """A study of the plasticity cycle, drawn from study.json alone: what pruning costs, what growth brings back and how fast, which
-ratios do least harm, and what it is worth in speed. A column of panels a model."""
+ratios do least harm, and what it is worth in speed. One column of panels per model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HARM = LinearSegmentedColormap.from_list("harm", ["#e8f1f8", "#56a0cf", "#08306b
 
 
 def panels(result: Json, height: float, legend: float = 0.0) -> tuple[Figure, list[tuple[str, Axes]]]:
-    """A panel a model, two in a row."""
+    """One panel per model, two in a row."""
     names = list(result["models"])
     columns = min(COLUMNS, len(names))
     rows = -(-len(names) // columns)
@@ -180,7 +180,7 @@ def multipliers(result: Json) -> Figure:
             axes.plot(curves[0, :, 0], curves[:, :, 1].mean(0), color=colour, lw=1.8)
         axes.axhline(result["models"][name]["loss"], color=INK, lw=0.8, ls=":")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    left_and_bottom(shown, "updates", "held-out loss, nats a token")
+    left_and_bottom(shown, "updates", "held-out loss, nats per token")
     keys = [Line2D([], [], color=c, lw=1.8, label=f"{factor:g} × the rate") for factor, c in SPEEDS.items()]
     keys.append(Line2D([], [], color=INK, lw=0.8, ls=":", label="before pruning"))
     figure.legend(handles=keys, loc="outside upper center", ncols=4)
@@ -216,7 +216,7 @@ def pareto(result: Json) -> Figure:
         axes.margins(x=0.16)
     shape = result["speed"][next(iter(result["models"]))]["rows"][-1]
     size = f"{shape['batch']} × {shape['length']}"
-    left_and_bottom(shown, f"thousand tokens read a second, {size}", "perplexity on held-out text")
+    left_and_bottom(shown, f"thousand tokens read per second, {size}", "perplexity on held-out text")
     keys = [Line2D([], [], color=c, marker=m, ls="none", label=kind) for kind, (c, m) in kinds.items()]
     figure.legend(handles=keys, loc="outside upper center", ncols=3)
     return figure

@@ -35,7 +35,7 @@ def scaling(result: Json) -> Figure:
     colour = colours(configs)
     panels = figure.subplots(2, 2)
     for axes in panels[:, 0]:
-        axes.set_ylabel("milliseconds an update")
+        axes.set_ylabel("milliseconds per update")
     for axes, (axis, title, place) in zip(panels.flat, PANELS, strict=True):
         ticks: set[float] = set()
         for config in configs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -60,6 +61,13 @@ RC: dict[str, Any] = {
     "figure.facecolor": "white",
 }
 
+SHORTER = {  # of what matplotlib writes as SVG
+    r"<metadata>.*?</metadata>|<!-- .*? -->": "",
+    r"DejaVuSans-": "d",
+    r'transform="translate\((\S+) 0\)"/>': r'x="\1"/>',
+    r"\s*\n\s*": "\n",
+}
+
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     """Draw under this style without leaving it set for the rest of the program."""
@@ -79,8 +87,20 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def svg(figure: Figure) -> bytes:
+    """Sharp at any size. Letters are shapes: it looks the same where the font is missing. The same figure gives the same bytes,
+    half of what matplotlib writes: hundredths of a point are enough, and indentation is for nobody."""
+    buffer = io.StringIO()
+    with rc_context(RC | {"svg.hashsalt": "pnn"}):
+        figure.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None})
+    text = re.sub(r"-?[1-9]\d*\.\d{3,}", lambda number: f"{float(number[0]):.2f}", buffer.getvalue())
+    for long, short in SHORTER.items():
+        text = re.sub(long, short, text, flags=re.DOTALL)
+    return text.encode()
+
+
 def save(image: bytes, path: Path) -> Path:
-    """Write a PNG so that a reader never sees half of one."""
+    """Write an image so that a reader never sees half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:

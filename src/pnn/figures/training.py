@@ -82,7 +82,7 @@ def speed(evaluations: Mapping[str, Measured], metrics: Mapping[str, Sequence[Js
     figure = Figure(figsize=(WIDTH, 0.75 + 0.36 * len(names)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     _bars(left, "Parameters", sizes)
-    _bars(right, "Training speed (tokens a second)", speeds)
+    _bars(right, "Training speed (tokens per second)", speeds)
     left.set_yticks(range(len(names)), [short_name(name) for name in names])
     left.invert_yaxis()
     return figure

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -42,7 +43,7 @@ CONTROL_NAMES = {"untrained": "model untrained", "shuffled": "labels shuffled"}
 def convergence(result: Json) -> Figure:
     embedded = "true_difficulty" in result
     rows = 4 if embedded else 3
-    figure = Figure(figsize=(WIDTH, 2.75 * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.8 * rows + 0.5), layout=ConstrainedLayoutEngine(h_pad=0.08))
     panels = figure.subplots(rows, 2)
     _counts(panels[0, 0], result)
     _means(panels[0, 1], result)

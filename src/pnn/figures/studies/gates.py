@@ -133,7 +133,7 @@ def _extent(result: Json) -> tuple[float, float]:
 
 
 def _histograms(axes: Axes, shares: Array, extent: tuple[float, float]) -> None:
-    """An outline a step; the last one filled faintly, so that it is found again."""
+    """One outline per step; the last one filled faintly, so that it is found again."""
     edges = np.linspace(0, 1, shares.shape[1] + 1)
     colours = shades(len(shares))
     axes.stairs(shares[-1], edges, fill=True, color=colours[-1], alpha=0.12)

@@ -1,4 +1,4 @@
-"""E1, "MEG": activity inside a step, one panel a quantity."""
+"""E1, "MEG": activity inside a step, one panel per quantity."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -46,7 +47,7 @@ HALFWAY = "layer (MLP half-way to the next)"
 
 @styled
 def rewrites(result: Json) -> Figure:
-    figure = Figure(figsize=(WIDTH, 14.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 15.0), layout=ConstrainedLayoutEngine(h_pad=0.09))
     rows = GridSpec(5, 1, figure, height_ratios=(1, 1, 1, 1.15, 1.25))
 
     def panels(row: int) -> list[Axes]:  # columns of a row need not stand under those of another
@@ -175,7 +176,7 @@ def _layers(axes: Axes, result: Json) -> None:
     found = [one["rise"] for one in result["interventions"]["shut_by_layer"]]
     bars(axes, _numbers(result), found, BLUE)
     axes.axhline(0, color=QUIET, lw=0.8)
-    axes.set_ylabel("rise in loss (nats a token)")
+    axes.set_ylabel("rise in loss (nats per token)")
     step_axis(axes, 1, result["layers"], "layer")
     axes.set_title("Gates of one layer held shut")
 
@@ -199,7 +200,7 @@ def _other_interventions(axes: Axes, result: Json) -> None:
         axes.text(1.02, place, written(value, 3), transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)
     axes.axvline(0, color=QUIET, lw=0.8)
     axes.set_yticks(places, [name for name, _, _ in rows])
-    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="rise in loss (nats a token)")
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="rise in loss (nats per token)")
     axes.grid(False)
     axes.spines["left"].set_visible(False)
     axes.set_title("Other interventions")
