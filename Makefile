@@ -4,7 +4,7 @@ BIN := .venv/bin
 # of the tests: one for each core, each takes a gigabyte
 WORKERS ?= logical --maxprocesses 4
 
-.PHONY: quickstart test check lint docs format stamp clean
+.PHONY: quickstart test check lint docs figures format stamp clean
 
 quickstart: .venv/core
 	$(BIN)/pnn quickstart
@@ -23,6 +23,9 @@ lint: .venv/dev
 
 docs: .venv/docs  ## the documentation site, into site/; a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+figures: .venv/core  ## all figures of the site anew, into docs/images: about ten minutes
+	$(BIN)/python docs/figures.py
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .

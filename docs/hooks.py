@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = "docs"
 PAGES = ["CONTRIBUTING.md", *sorted(p.relative_to(REPOSITORY).as_posix() for p in REPOSITORY.glob("results/*/README.md"))]
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
-FIGURE = re.compile(r"!\[[^\]]*\]\((figures/[^)]+)\)")
+FIGURE = re.compile(r"!\[[^\]]*\]\((figures/[^)]+)\)(\n\*[^\n]+\*)?")
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 WORDS = {
     "gpu": "Needs a GPU.",
