@@ -24,8 +24,9 @@ lint: .venv/dev
 docs: .venv/docs  ## the documentation site, into site/; a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-figures: .venv/core  ## all figures of the site anew, into docs/images: about ten minutes
+figures: .venv/dev  ## all figures of the site and the notebooks' outputs anew: about ten minutes
 	$(BIN)/python docs/figures.py
+	$(BIN)/python notebooks/execute.py runs/site/runs/quickstart/pnn
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@
 - The one script that the theme would take from another host, for searching in a site opened from the disk, is ours.
 - `<!-- fields: src/pnn/config.py DataConfig -->` becomes the class's fields with their comments, which are their documentation.
 - The emphasised line under a picture is its caption. A picture is a link to itself: on a phone its words are too small to read.
+- A long command goes on in the next line, indented. Lines never end inside an option (--data) or between a number and its %.
 - Equations become MathML when the site is built: browsers draw it themselves, with the font in docs/fonts.
 """
 
@@ -38,7 +39,10 @@ WORDS = {
 }
 SHIM = "https://unpkg.com/iframe-worker/shim"
 FIELDS = re.compile(r"<!-- fields: (\S+) (\w+) -->")
-MATH = re.compile(r'<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\1>', re.DOTALL)
+MATH = re.compile(r'(\(?)<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\2>([.,;:)]*)', re.DOTALL)
+COMMANDS = re.compile(r'<div class="language-bash.*?</div>', re.DOTALL)
+CODE_OR_PER_CENT = re.compile(r"<(pre|code)\b.*?</\1>|(?<=\d) %", re.DOTALL)
+OPTION = re.compile(r"(?<![^\s>])--?[a-z][\w-]*")
 FIGURE_WITH_CAPTION = re.compile(r'<p>(<img [^>]*src="([^"]+)"[^>]*>)\s*<em>(.*?)</em></p>', re.DOTALL)
 
 
@@ -94,12 +98,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_page_content(content: str, **_: Any) -> str:
     def drawn(match: re.Match[str]) -> str:
-        block = match[1] == "div"
-        drawing = convert(html.unescape(match[2]), display="block" if block else "inline")
-        return f'<{match[1]} class="equation">{drawing}</{match[1]}>'
+        before, tag, equation, after = match.groups()  # brackets and full stops stay on the equation's line
+        drawing = convert(html.unescape(equation), display="block" if tag == "div" else "inline")
+        return f'<{tag} class="equation">{before}{drawing}{after}</{tag}>'
 
+    def unbroken(match: re.Match[str]) -> str:  # browsers would end a line after the dashes of --data
+        return OPTION.sub(r'<span class="option">\g<0></span>', match[0])
+
+    content = CODE_OR_PER_CENT.sub(lambda match: "\u00a0%" if match[0] == " %" else match[0], content)
     figure = r'<figure><a href="\2">\1</a><figcaption>\3</figcaption></figure>'
-    return FIGURE_WITH_CAPTION.sub(figure, MATH.sub(drawn, content))
+    return FIGURE_WITH_CAPTION.sub(figure, COMMANDS.sub(unbroken, MATH.sub(drawn, content)))
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

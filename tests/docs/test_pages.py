@@ -7,6 +7,7 @@ title is a file's path is that file.
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import unicodedata
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -276,9 +278,69 @@ def test_there_is_an_example_for_each_idea():
     assert sorted(path.stem for path in (ROOT / "examples").glob("*.py")) == ["refine", "reorganise", "rewrite"]
 
 
-def test_a_picture_is_a_link_to_itself():
+@pytest.fixture(scope="module")
+def hooks() -> dict:
     pytest.importorskip("mkdocs")
     pytest.importorskip("latex2mathml")
-    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
-    picture = '<img alt="heads" src="../images/heads.png" />'
-    assert hooks["on_page_content"](f"<p>{picture}</p>") == f'<p><a href="../images/heads.png">{picture}</a></p>'
+    return runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+
+
+def test_a_picture_is_a_link_to_itself_over_its_caption(hooks):
+    picture = '<img alt="heads" src="../images/heads.svg" />'
+    drawn = hooks["on_page_content"](f"<p>{picture}\n<em>Heads by layer.</em></p>")
+    assert drawn == f'<figure><a href="../images/heads.svg">{picture}</a><figcaption>Heads by layer.</figcaption></figure>'
+
+
+def test_lines_do_not_end_inside_an_option_nor_before_a_per_cent_sign(hooks):
+    command = '<div class="language-bash highlight"><pre><code>pnn train x --max-steps 3 % 2</code></pre></div>'
+    drawn = hooks["on_page_content"](f"<p>95 % of it</p>{command}")
+    assert drawn.startswith("<p>95\u00a0% of it</p>")
+    assert 'x <span class="option">--max-steps</span> 3 % 2' in drawn  # what is copied stays as it was
+
+
+def test_an_equation_takes_its_brackets_and_full_stop_along(hooks):
+    drawn = hooks["on_page_content"](r'<p>a vector (<span class="arithmatex">\(c = 1\)</span>), or</p>')
+    assert re.fullmatch(r'<p>a vector <span class="equation">\(<math.*</math>\),</span> or</p>', drawn)
+
+
+def test_every_picture_has_a_caption():
+    for page in site_pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        bare = re.findall(r"^!\[[^\n]*$(?!\n\*[^*\n].*\*\n(\n|\Z))", text, re.M)
+        assert not bare, f"{page}: the line under a picture is its caption, *…*, with an empty line after it: {bare}"
+
+
+def test_pictures_of_the_site_are_used_and_small():
+    pages = "".join((ROOT / page).read_text(encoding="utf-8") for page in [*site_pages(), "README.md"])
+    for picture in (ROOT / "docs" / "images").iterdir():
+        assert picture.suffix == ".svg"
+        assert picture.stat().st_size < 200_000
+        assert f"images/{picture.name})" in pages
+        assert f'"{picture.stem}"' in (ROOT / "docs" / "figures.py").read_text(encoding="utf-8")
+
+
+def test_the_font_of_the_site_has_all_letters_of_its_equations():
+    convert = pytest.importorskip("latex2mathml.converter").convert
+    fonts = pytest.importorskip("fontTools.ttLib")
+    known = set(map(chr, fonts.TTFont(ROOT / "docs" / "fonts" / "stix_two_math.woff").getBestCmap()))
+    for page in site_pages():
+        prose = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+        for equation in re.findall(r"\$\$(.+?)\$\$|(?<![\\$\w])\$(\S[^$\n]*?)\$", prose):
+            drawn = html.unescape(convert("".join(equation)))
+            assert set(re.sub(r"<[^>]*>", "", drawn)) <= known, f"{page}: {equation}"
+            for letter in re.findall(r"<mi>(.)</mi>", drawn):  # which browsers draw in italics
+                assert letter == "h" or italic(letter) in known, f"{page}: {letter}"
+
+
+def italic(letter: str) -> str:
+    name = unicodedata.name(letter).replace("LATIN ", "").replace("GREEK ", "").replace(" LETTER", "")
+    try:
+        return unicodedata.lookup(f"MATHEMATICAL ITALIC {name}")
+    except KeyError:
+        return letter  # there is no italic form
+
+
+def test_the_log_begins_with_its_entries():
+    text = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^- (\d{4}-\d\d-\d\d): \[(.+)\]\(#", text, re.M)
+    assert [f"{date}: {title}" for date, title in listed] == re.findall(r"^## (.+)$", text, re.M)

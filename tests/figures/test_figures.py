@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -149,6 +151,20 @@ def test_every_figure_is_saved_and_leaves_no_style_behind(tmp_path: Path) -> Non
     assert path.read_bytes().startswith(b"\x89PNG")
     assert list(path.parent.iterdir()) == [path]
     assert dict(rcParams) == before
+
+
+def test_svg_is_the_same_every_time_and_needs_no_font() -> None:
+    """And what was rounded and shortened is still the picture: every letter points to a shape that is there."""
+    first, second = (style.svg(accuracy_by_step({"pnn": REFINER})) for _ in range(2))
+    assert first == second
+    text = first.decode()
+    ElementTree.fromstring(text)
+    shapes = set(re.findall(r'<path id="(\w+)"', text))
+    letters = re.findall(r'<use xlink:href="#(d[0-9a-f]+)"', text)
+    assert letters
+    assert set(letters) <= shapes
+    assert "font" not in text
+    assert "scale(0.015625)" in text  # small numbers are factors and stay exact
 
 
 def test_labels_are_moved_apart_and_stay_in_order() -> None:
