@@ -67,7 +67,7 @@ def _fields(match: re.Match[str]) -> str:
     found = next(node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == match[2])
     fields = [node for node in found.body if isinstance(node, ast.AnnAssign) and node.end_lineno]
     lines = text.splitlines()[found.lineno - 1 : max(node.end_lineno or 0 for node in fields)]
-    return "```python\n" + "\n".join(line for line in lines if "keys_to_ignore" not in line) + "\n```\n"
+    return "```{.python .fields}\n" + "\n".join(line for line in lines if "keys_to_ignore" not in line) + "\n```\n"
 
 
 def on_files(files: Files, config: Any) -> Files:
