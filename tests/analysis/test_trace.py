@@ -154,6 +154,7 @@ def test_what_has_no_gates_or_no_path_says_so(prepared):
     assert "not steps of one refiner" in perform("optimisation", Subject(build("bert"), text_of(prepared)))["not_done"]
 
 
+@pytest.mark.filterwarnings("error")
 def test_gate_numbers_equal_a_plain_computation(prepared):
     model, text = build("published"), text_of(prepared)
     found = perform("gates", Subject(model, text))

@@ -7,6 +7,7 @@ them can have several humps without any token being "bimodal". Here every number
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def run(subject: Subject) -> dict[str, Any]:
             histogram[t] += _histogram(g.mean(1), trace.kinds)
     tokens = totals.of("tokens").sum()
     mean, kind_means = ratios(totals, "mean", "tokens"), totals.of("kind mean").sum(0).reshape(len(KINDS), steps)
-    spread = [float(np.sqrt(max(0.0, squares[t] / tokens - (mean[t]["value"] or 0.0) ** 2))) for t in range(steps)]
+    spread = [math.sqrt(max(0.0, float(squares[t]) / tokens - (mean[t]["value"] or 0.0) ** 2)) for t in range(steps)]
     kind_tokens = totals.of("kind").sum(0)
     return {
         "num_steps": steps,
