@@ -12,7 +12,16 @@ import pnn
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.errors import UserError
 from pnn.export.loading import open_for_export
-from pnn.models.loading import load_any, load_as_named, load_decoder, load_model, load_run, load_with_new_head, read_config
+from pnn.models.loading import (
+    check_num_steps,
+    load_any,
+    load_as_named,
+    load_decoder,
+    load_model,
+    load_run,
+    load_with_new_head,
+    read_config,
+)
 
 SHAPE = {"vocab_size": 100, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 32}
 
@@ -120,3 +129,14 @@ def test_steps_that_were_not_trained_to_be_read_are_told(tmp_path, capsys):
     assert "note" not in capsys.readouterr().err
     load_run(tmp_path, num_steps=3, device="cpu")
     assert "trained to be read after steps 2, 4" in capsys.readouterr().err
+
+
+def test_layers_that_were_not_trained_to_be_read_are_told(folders, capsys):
+    bert = pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**SHAPE, intermediate_size=16, num_hidden_layers=2))
+    for steps in (None, 2):
+        check_num_steps(bert, steps)
+    assert not capsys.readouterr().err
+    check_num_steps(bert, 1)
+    assert "trained to be read after all its 2 layers" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--num-steps -1: this model takes 0 or more"):
+        check_num_steps(load_model(folders / "pnn"), -1)

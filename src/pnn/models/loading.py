@@ -66,11 +66,15 @@ def load_run(
 
 
 def check_num_steps(model: MaskedLMBase, num_steps: int | None) -> None:
+    if num_steps is None:
+        return
     most = None if kind_of(model).has_steps else model.config.num_hidden_layers
-    if num_steps is not None and (num_steps < 0 or (most is not None and num_steps > most)):
-        raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most or 'any number'}")
+    if num_steps < 0 or (most is not None and num_steps > most):
+        raise UserError(f"--num-steps {num_steps}: this model takes {'0 or more' if most is None else f'0 to {most}'}")
     if most is None:
         note_untrained_steps(num_steps, model.config)
+    elif num_steps < most:
+        say(f"note: --num-steps {num_steps}, but the model was trained to be read after all its {most} layers")
 
 
 def note_untrained_steps(asked: int | None, config: Any) -> None:
