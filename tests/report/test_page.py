@@ -14,6 +14,7 @@ from pnn.errors import UserError
 from pnn.figures import style
 from pnn.report.loading import load_runs
 from pnn.report.page import write_report
+from pnn.report.tables import steps_table
 from pnn.report.verdict import above, summary
 from pnn.stats import Estimate
 
@@ -199,6 +200,7 @@ def test_no_gain_is_claimed_over_a_step_that_was_not_trained_to_be_read(tmp_path
     text = read(write_report([run], tmp_path / "report.html")).text
     assert "was not trained to be read: what further steps add is not known" in text
     assert "steps help" not in text
+    assert steps_table(load_runs([run])).count('class="quiet"') == 2  # the embeddings, and step 1
 
 
 def test_the_distance_to_the_ceiling_is_said(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ it is applied, with a dashed arrow from each use to the next.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -44,11 +44,18 @@ def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, MaskedEv
         axes = figure.add_axes((column / columns, 1 - (row + 1) / rows, 1 / columns, 1 / rows))
         axes.set(xlim=(0, COLUMN), ylim=(0, height))
         axes.axis("off")
-        _draw_model(axes, name, body, colour[name], evaluations.get(name))
+        _draw_model(axes, name, body, colour[name], evaluations.get(name), configs[name].get("step_weights"))
     return figure
 
 
-def _draw_model(axes: Axes, name: str, body: Anatomy, colour: str, evaluation: MaskedEvaluation | None) -> None:
+def _draw_model(
+    axes: Axes,
+    name: str,
+    body: Anatomy,
+    colour: str,
+    evaluation: MaskedEvaluation | None,
+    weights: Sequence[float] | None,
+) -> None:
     steps = len(body.schedule)
     centres = [FOOTER + (index + 0.5) * PITCH for index in range(steps + 2)]
     counted = {} if evaluation is None else evaluation.get("anatomy", {})  # results of an older version have no sizes
@@ -78,7 +85,7 @@ def _draw_model(axes: Axes, name: str, body: Anatomy, colour: str, evaluation: M
     summary = parameters + body.describe()
     axes.text(centre, top + 0.12, summary, ha="center", fontsize=SMALL)
     if evaluation is not None:
-        _readings(axes, centres, evaluation)
+        _readings(axes, centres, evaluation, weights)
 
 
 def _block_label(body: Anatomy, step: int, block: int) -> str:
@@ -122,14 +129,14 @@ def _reuse_arrow(axes: Axes, below: float, above: float, colour: str) -> None:
     )
 
 
-def _readings(axes: Axes, centres: list[float], evaluation: MaskedEvaluation) -> None:
-    """The accuracy if the head reads the state at this height. Grey where the head was never trained to."""
+def _readings(axes: Axes, centres: list[float], evaluation: MaskedEvaluation, weights: Sequence[float] | None) -> None:
+    """The accuracy if the head reads the state at this height. Grey where the head was never trained to: `weights` has 0."""
     accuracies = evaluation["accuracy_by_step"]
     trained = of_result(evaluation).has_steps
     axes.text(READ_LEFT, centres[-1], "accuracy\nread here", va="center", fontsize=SMALL - 1, color=QUIET)
     for step, accuracy in enumerate(accuracies):
         last = step == len(accuracies) - 1
-        proper = last or (trained and step > 0)
+        proper = last or (trained and step > 0 and (weights is None or weights[step - 1] > 0))
         axes.text(
             READ_LEFT,
             centres[step],
@@ -139,5 +146,6 @@ def _readings(axes: Axes, centres: list[float], evaluation: MaskedEvaluation) ->
             color=INK if proper else QUIET,
             weight="bold" if last else "normal",
         )
-    note = "grey: step 0 is not trained" if trained else "grey: the head was trained on the last layer only"
+    some = "step 0 and steps of weight 0 are" if weights and 0 in weights else "step 0 is"
+    note = f"grey: {some} not trained" if trained else "grey: the head was trained on the last layer only"
     axes.text((BOX_LEFT + BOX_RIGHT) / 2, FOOTER - 0.2, note, ha="center", fontsize=SMALL - 1, color=QUIET)

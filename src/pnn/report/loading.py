@@ -42,11 +42,10 @@ class Run(Generic[E]):
     def is_refiner(self) -> bool:
         return self.kind.has_steps
 
-    @property
-    def reads_first_step(self) -> bool:
-        """Whether the first step was trained to be read."""
-        weights = self.config.model.get("step_weights")
-        return weights is None or weights[0] > 0
+    def trained_to_be_read(self, step: int) -> bool:
+        """Whether a loss was taken after this step: after the last always, and of a PNN where its step has weight."""
+        last, weights = self.evaluation.get("num_steps"), self.config.model.get("step_weights")
+        return step == last or (self.is_refiner and step > 0 and (weights is None or weights[step - 1] > 0))
 
     @property
     def is_decoder(self) -> bool:

@@ -33,8 +33,8 @@ def results_table(runs: Sequence[MaskedRun]) -> Html:
 
 
 def steps_table(runs: Sequence[MaskedRun]) -> Html:
-    """Accuracy and loss after every step, a row a step. A BERT baseline's inner layers are grey: nobody trained a head for
-    them."""
+    """Accuracy and loss after every step, a row a step. Grey where nobody trained the head to read: a BERT baseline's
+    inner layers, and a PNN's steps of weight 0."""
     most = max(run.evaluation["num_steps"] for run in runs)
     rows: list[list[object]] = [["0 (embeddings)" if step == 0 else step] for step in range(most + 1)]
     for run in runs:
@@ -48,7 +48,7 @@ def _step_cell(run: MaskedRun, step: int) -> Html:
     accuracy = per_cent(measured["accuracy_by_step"][step])
     interval = per_cent_interval(measured["accuracy_by_step_interval"][step])
     beside = tag("small", f"{interval}, loss {measured['loss_by_step'][step]:.3f}")
-    if step == measured["num_steps"] or (run.is_refiner and step > 0):
+    if run.trained_to_be_read(step):
         return cell(join([tag("b", accuracy), beside]))
     return cell(join([accuracy, beside]), class_="quiet")
 

@@ -83,7 +83,7 @@ def always_guessing(guess: Commonest) -> str:
 
 def _gain(run: MaskedRun) -> Html:
     """Whether the last step beats the first: the paper's claim for refining again and again."""
-    if not run.reads_first_step:
+    if not run.trained_to_be_read(1):
         return join(
             ["The first step of ", _bold(run.name), " was not trained to be read: what further steps add is not known."]
         )
