@@ -1,6 +1,7 @@
 """Evaluation: the same masks for every model and batch size, numbers that match a plain computation, honest intervals."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -131,6 +132,25 @@ def test_command_writes_what_it_prints_and_takes_other_text(pnn_command, trained
     code, out, err = pnn_command("evaluate", best.resolve(), "--num-steps", 6, "--json")
     assert code == 0, err
     assert len(json.loads(out)["accuracy_by_step"]) == 7
+    code, out, err = pnn_command("evaluate", best.resolve(), "--num-steps", 1000)
+    assert code == 0, err
+    assert re.findall(r"\d+", out.splitlines()[2]) == ["0", "1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "95"]
+
+
+def test_averaged_weights_have_a_row_of_their_own(pnn_command, tiny_config, tmp_path):
+    config = tiny_config(training={"max_steps": 4, "average_decay": 0.9})
+    for words in (("train", config, "--output", tmp_path / "run"), ("evaluate", tmp_path / "run")):
+        code, out, err = pnn_command(*words)
+        assert code == 0, err
+        result = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+        (row,) = (line for line in out.splitlines() if "averaged weights" in line)
+        assert f"{100 * result['average']['accuracy']:.1f}" in row
+
+
+def test_only_texts_with_a_known_best_have_that_column(pnn_command, trained_run, tmp_path):
+    (tmp_path / "other.txt").write_text("the fox of avon wore amber hats . it has old amber boots .\n" * 20)
+    bare = shutil.copytree((trained_run / "checkpoints" / "best").resolve(), tmp_path / "bare")
+    assert "best possible" not in pnn_command("evaluate", bare, "--data", tmp_path / "other.txt")[1]
 
 
 def test_a_missing_weight_is_an_error_not_a_random_number(trained_run, tmp_path):

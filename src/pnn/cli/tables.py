@@ -16,6 +16,7 @@ from pnn.numbers import bare_per_cent, estimate, interval, per_cent, short_count
 from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Json, Tasks, TaskScore, texts_of
 
 FILE_COLUMNS = 160
+MOST_STEPS = 16  # columns of a table; of more steps, some are shown
 
 
 def show(*what: Any) -> None:
@@ -37,22 +38,28 @@ def print_evaluation(results: dict[str, Evaluation]) -> None:
         return
     rows = []
     for name, result in results.items():
-        for label, one in texts_of(result).items():
+        for label, one in _texts(result):
             steps = one["accuracy_by_step"][:-1] if of_result(result).has_steps else []
             rows.append((f"{name}: {label}" if len(results) > 1 else label, steps, one))
-    width = max(len(steps) for _, steps, _ in rows)
-    table = Table(title="accuracy after each refinement step, per cent", title_justify="left")
+    most = max(len(steps) for _, steps, _ in rows)
+    shown = [step for step in range(most) if most <= MOST_STEPS or step & (step - 1) == 0]  # of many: 0, 1, 2, 4, 8 …
+    ceilings = any("ceiling" in one for _, _, one in rows)
+    table = Table(title=f"accuracy{' after each refinement step' * (most > 0)}, per cent", title_justify="left")
     table.add_column("text", no_wrap=True)
-    for step in range(width):
-        table.add_column(str(step), justify="right")
-    table.add_column("end", justify="right")
-    table.add_column("95 % interval", justify="right")
-    table.add_column("best possible", justify="right")
+    for column in (*map(str, shown), "end", "95 % interval", *(["best possible"] if ceilings else [])):
+        table.add_column(column, justify="right")
     for label, steps, one in rows:
-        cells = [bare_per_cent(value) for value in steps] + [""] * (width - len(steps))
-        ceiling = bare_per_cent(one["ceiling"]) if "ceiling" in one else ""
-        table.add_row(label, *cells, bare_per_cent(one["accuracy"]), interval(one["accuracy_interval"]), ceiling)
+        cells = [bare_per_cent(steps[step]) if step < len(steps) else "" for step in shown]
+        cells += [bare_per_cent(one["accuracy"]), interval(one["accuracy_interval"])]
+        cells += [bare_per_cent(one["ceiling"])] if "ceiling" in one else []
+        table.add_row(label, *cells)
     show(table)
+
+
+def _texts(result: Evaluation) -> list[tuple[str, Any]]:
+    """Every text by its name; then the same of the averaged weights, where the run kept any."""
+    averaged = texts_of(result["average"]) if "average" in result else {}
+    return [*texts_of(result).items(), *((f"{label}, averaged weights", one) for label, one in averaged.items())]
 
 
 def print_perplexity(results: dict[str, Evaluation]) -> None:
@@ -61,10 +68,10 @@ def print_perplexity(results: dict[str, Evaluation]) -> None:
     title = f"windows of {protocol['context']:,} tokens, {protocol['stride']:,} scored"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("text", overflow="fold")
-    for column in ("loss", "95 % interval", "perplexity\nby token", "by word", "bits a\nbyte", "accuracy\nper cent"):
+    for column in ("loss", "95 % interval", "perplexity\nby token", "by word", "bits per\nbyte", "accuracy\nper cent"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, result in results.items():
-        for label, one in texts_of(result).items():
+        for label, one in _texts(result):
             table.add_row(
                 f"{name}: {label}" if len(results) > 1 else label,
                 f"{one['loss']:.4f}",
@@ -330,9 +337,9 @@ MANY_UNKNOWN = 0.05
 def print_sweep(result: Json) -> None:
     """One row per arm and text: the mean over seeds, and how far it is from the first arm."""
     table = Table(title="mean over seeds (95 % interval)", title_justify="left")
-    for column in ("arm", "parameters", "seeds", "text"):
+    for column in ("arm", "parameters", "seeds", "text", "measure"):
         table.add_column(column, no_wrap=column == "arm")
-    for column in ("measured", "above the first arm, over seeds", "over seeds and sequences"):
+    for column in ("mean", "above the first arm, over seeds", "over seeds and sequences"):
         table.add_column(column, justify="right")
     for arm in result["arms"]:
         for text, found in arm.get("texts", {}).items():
@@ -343,6 +350,6 @@ def print_sweep(result: Json) -> None:
                 "" if one is None else estimate(one, digits, scale=scale, plus=True)
                 for one in (apart.get("over_seeds"), apart.get("over_seeds_and_sequences"))
             ]
-            measured = estimate(found, digits, scale=scale) + (" %" if accuracy else " nats")
-            table.add_row(arm["name"], short_count(arm["parameters"]), str(len(arm["seeds"])), text, measured, *cells)
+            about = (short_count(arm["parameters"]), str(len(arm["seeds"])), text, "accuracy, %" if accuracy else "loss, nats")
+            table.add_row(arm["name"], *about, estimate(found, digits, scale=scale), *cells)
     show(table)
