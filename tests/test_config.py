@@ -170,7 +170,7 @@ def test_further_evaluation_sets_are_sections_by_name(written):
         ("data:", "data: expected a section of keys, got None"),
         ("model: pnn", "model: expected a section of keys, got 'pnn'"),
         ("evaluation: {sets: [a]}", "evaluation.sets: expected a section of keys, got ['a']"),
-        ("data: {filter: papr}", "data.filter: 'papr' is none of paper, none (did you mean \"paper\"?)"),
+        ("data: {filter: papr}", "data.filter: 'papr' is none of paper, none"),
         ("data: {masking: xx}", "data.masking: 'xx' is none of mask, bert"),
         ("training: {precision: fp8}", "training.precision: 'fp8' is none of auto, fp32, fp16, bf16"),
         ("training: {learning_rate: 0}", "training.learning_rate: must be above zero, got 0.0"),
@@ -210,7 +210,7 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
 def test_an_unknown_config_gets_a_suggestion(tmp_path):
     assert 'no config "paper_reproducton"' in error_of("paper_reproducton")
     assert '(did you mean "paper_reproduction"?)' in error_of("paper_reproducton")
-    assert "neither a file nor a shipped name" in error_of(str(tmp_path))
+    assert error_of(str(tmp_path)).endswith("neither a file nor a shipped name (pnn configs lists them)")
 
 
 def test_every_choice_and_bound_belongs_to_a_key_that_exists():

@@ -89,7 +89,7 @@ class EvaluationConfig:
     mask_seed: int = 0  # evaluation masks are a function of the text and this number
     mask_draws: int = 1  # so many draws of masks, with this number and those after it; numbers are over all of them
     batch_tokens: int = 16384
-    stride: int | None = None  # a decoder's perplexity: tokens scored a window; null: the whole row, windows do not overlap
+    stride: int | None = None  # a decoder's perplexity: tokens scored per window; null: the whole row, windows do not overlap
     sets: dict[str, EvaluationSet] = field(default_factory=dict)  # further sets to evaluate on at the end, by name
 
 
@@ -204,7 +204,7 @@ def validate(config: RunConfig) -> RunConfig:
         config.data.layout = kind.layout
     for key, choices in CHOICES.items():
         if get(key) not in choices:
-            raise UserError(f"{key}: {get(key)!r} is none of {', '.join(choices)}{did_you_mean(get(key), choices)}")
+            raise UserError(f"{key}: {get(key)!r} is none of {', '.join(choices)}")
     for key in POSITIVE:
         if get(key) is not None and not get(key) > 0:
             raise UserError(f"{key}: must be above zero, got {get(key)}")
@@ -286,7 +286,8 @@ def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, 
     if name_or_path in shipped:
         path = shipped[name_or_path]
     elif not path.is_file():
-        raise UserError(f'no config "{name_or_path}": neither a file nor a shipped name{did_you_mean(name_or_path, shipped)}')
+        hint = did_you_mean(name_or_path, shipped, otherwise="pnn configs lists them")
+        raise UserError(f'no config "{name_or_path}": neither a file nor a shipped name{hint}')
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -49,7 +49,7 @@ def check_free(run: Path, config: RunConfig, resume: bool) -> None:
             if before.get(key) != now.get(key) and not free:
                 raise UserError(
                     f"cannot resume {run}: {key} was {before.get(key)!r} and is now {now.get(key)!r} "
-                    "(a resumed run must be the same run)"
+                    "(a resumed run must be the same run; another --output starts a new one)"
                 )
 
 

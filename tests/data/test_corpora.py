@@ -196,7 +196,10 @@ def test_an_empty_corpus_is_named(text, tmp_path):
     data = DataConfig(train=str(file), tokenizer=str(vocabulary), prepared=str(tmp_path / "prepared"))
     with pytest.raises(UserError) as caught:
         prepare(data, lambda items, label: items)
-    assert str(caught.value) == f'the corpus "{file}" is empty: no line passes the filter "paper"'
+    assert str(caught.value) == (
+        f'the corpus "{file}" is empty: no line has more than 20 characters and at least 5 words; '
+        "--set data.filter=none takes every line with text"
+    )
     assert not any((tmp_path / "prepared").iterdir())
 
 

@@ -51,7 +51,7 @@ def fill(
         raise UserError("nothing to fill: give a text with [MASK], --file, or lines on standard input")
     else:
         lines, origin = text_lines(sys.stdin.buffer, "standard input"), "standard input: line"
-    loaded = load_run(run, num_steps=num_steps)
+    loaded = load_run(run, num_steps=num_steps, of_decoders="pnn generate continues a text with it")
     results = fill_texts(
         loaded.model,
         loaded.tokenizer,

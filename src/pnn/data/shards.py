@@ -207,7 +207,9 @@ def _check_made_so(folder: Path, recipe: dict[str, Any]) -> None:
 
 
 def _empty(source: corpora.Source, data: DataConfig) -> UserError:
-    why = "it has no text" if data.filter == "none" else f'no line passes the filter "{data.filter}"'
+    why = "it has no text"
+    if data.filter == "paper":
+        why = "no line has more than 20 characters and at least 5 words; --set data.filter=none takes every line with text"
     return UserError(f'the corpus "{source.name}" is empty: {why}')
 
 
