@@ -175,7 +175,7 @@ class Known:
         sets = texts_of(self.evaluation)
         lines = []
         if self.kind.causal:
-            lines += ["| text | loss | 95 % interval | perplexity by token | bits a byte |", "|---|---|---|---|---|"]
+            lines += ["| text | loss | 95 % interval | perplexity by token | bits per byte |", "|---|---|---|---|---|"]
             for name, one in sets.items():
                 between = interval(one["loss_interval"], 4, scale=1)
                 cells = (public(name), f"{one['loss']:.4f}", between, f"{one['perplexity']:.2f}")

@@ -68,7 +68,7 @@ def results_table(runs: Sequence[DecoderRun]) -> Html:
         "loss": [tag("b", f"{run.evaluation['loss']:.4f}") for run in runs],
         "perplexity by token": [f"{run.evaluation['perplexity']:,.2f}" for run in runs],
         "by word": [f"{run.evaluation['word_perplexity']:,.1f}" for run in runs],
-        "bits a byte": [f"{run.evaluation['bits_per_byte']:.3f}" for run in runs],
+        "bits per byte": [f"{run.evaluation['bits_per_byte']:.3f}" for run in runs],
         "next token right": [per_cent(run.evaluation["accuracy"]) for run in runs],
         "updates": [count(run.updates) for run in runs],
         "training tokens/s": [count(run.tokens_per_second) if run.tokens_per_second else "" for run in runs],
@@ -112,7 +112,7 @@ def _other_sets(runs: Sequence[DecoderRun]) -> Html:
         for run in runs
         for name, one in run.evaluation.get("sets", {}).items()
     ]
-    heads = ["set", "run", "loss", "perplexity by token", "by word", "bits a byte"]
+    heads = ["set", "run", "loss", "perplexity by token", "by word", "bits per byte"]
     return section("And on other text?", html_table(heads, rows))
 
 
@@ -137,7 +137,7 @@ def small_print(runs: Sequence[DecoderRun]) -> Html:
     overlap = "do not overlap" if one["stride"] == one["context"] else f"overlap, and {one['stride']} tokens of each are scored"
     notes = [
         f"The text is documents end to end, an end-of-text token after each, in windows of {count(one['context'])} tokens that "
-        f"{overlap}. Perplexity by token compares models of one tokenizer only; by word and bits a byte, any.",
+        f"{overlap}. Perplexity by token compares models of one tokenizer only; by word and bits per byte, any.",
         "Intervals are 95 % and taken over windows. They cover the choice of text, not the luck of a training run.",
         "The checkpoint is the one with the lowest loss on this held-out text, which favours every run a little.",
     ]
