@@ -85,7 +85,7 @@ def print_perplexity(results: dict[str, Evaluation]) -> None:
 
 
 def print_tasks(result: Tasks) -> None:
-    """A row a task, a column a number of examples: accuracy and its standard error in per cent. Below, how it was measured."""
+    """A row per task, a column per number of examples: accuracy and its standard error in per cent; below, the protocol."""
     by_shots = list(result["shots"].values())
     table = Table(title="accuracy ± standard error, per cent", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("task", no_wrap=True)
@@ -108,7 +108,7 @@ def print_tasks(result: Tasks) -> None:
 
 
 def print_comparison(result: Comparison) -> None:
-    """A row a run, with its difference to the first; below, the same in words, and what to keep in mind."""
+    """A row per run, with its difference to the first; below, the same in words, and what to keep in mind."""
     title = Text(f"{result['sequences']:,} sequences of {result['source']}; accuracy in per cent", style="table.title")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # room for names
     table.add_column("run", overflow="fold")
@@ -170,7 +170,7 @@ def print_filled(filled: Filled, unit: str) -> None:
 
 
 def print_benchmark(result: dict[str, Any]) -> None:
-    """One line a row, in real tokens a second with their spread over the blocks; below, the ratios."""
+    """One line per row, in real tokens per second with their spread over the blocks; below, the ratios."""
     rate = result["matrix_rate"]
     title = f"real tokens; matrix rate {_flops(rate['flops_per_second']['median'])} ({rate['product']})"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
@@ -247,7 +247,7 @@ CYCLE_SHARES = ("heads", "attention_parameters", "parameters")
 
 
 def print_head_scores(result: dict[str, Any]) -> None:
-    """A row a layer, a column a head; a head that is not there leaves its place empty."""
+    """A row per layer, a column per head; a head that is not there leaves its place empty."""
     end = "highest" if result["highest_go"] else "lowest"
     table = Table(title=f"{result['method']}: the {end} go first", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("layer", justify="right")
@@ -302,7 +302,7 @@ def _change(found: EstimateJson) -> str:
 
 
 def print_finetuning(summary: dict[str, Any]) -> None:
-    """One row a task; what needs a word more stands below."""
+    """One row per task; what needs a word more stands below."""
     model = summary["model"]
     title = f"{model['name']} ({model['model_type']}, {short_count(model['parameters'])} parameters), dev sets, per cent"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

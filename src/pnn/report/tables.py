@@ -33,7 +33,7 @@ def results_table(runs: Sequence[MaskedRun]) -> Html:
 
 
 def steps_table(runs: Sequence[MaskedRun]) -> Html:
-    """Accuracy and loss after every step, a row a step. Grey where nobody trained the head to read: a BERT baseline's
+    """Accuracy and loss after every step, a row per step. Grey where nobody trained the head to read: a BERT baseline's
     inner layers, and a PNN's steps of weight 0."""
     most = max(run.evaluation["num_steps"] for run in runs)
     rows: list[list[object]] = [["0 (embeddings)" if step == 0 else step] for step in range(most + 1)]
