@@ -293,7 +293,9 @@ def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, 
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a YAML file ({first_line(error)})") from None
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected sections of keys, got {type(raw).__name__}")
+        raise UserError(
+            f"{path}: expected sections of keys, got {type(raw).__name__}; text to train on is --set data.train={path}"
+        )
     base = raw.pop("extends", None)
     if base is None:
         return path, raw

@@ -185,6 +185,7 @@ def test_wikitext_marks_beside_each_other_are_undone(marked, plain):
 def test_a_missing_file_is_named(name, tmp_path):
     (tmp_path / "folder").mkdir()
     assert f'no corpus file matches "{tmp_path / name}"' in error_of(tmp_path / name)
+    assert ("neither token shards nor .txt" in error_of(tmp_path / name)) == (name == "folder")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n\n", "too short\n"])

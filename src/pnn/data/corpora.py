@@ -104,7 +104,8 @@ def _find_files(pattern: str) -> list[Path]:
         names = glob.glob(str(path), recursive=True)
     files = sorted(Path(n) for n in names if Path(n).is_file())
     if not files:
-        raise UserError(f'no corpus file matches "{pattern}"')
+        why = f": the folder holds neither token shards nor {', '.join(SUFFIXES)} files" if path.is_dir() else ""
+        raise UserError(f'no corpus file matches "{pattern}"{why}')
     return files
 
 

@@ -106,6 +106,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             for name, size in ((shard["tokens"], shard["token_bytes"]), (shard["lengths"], shard["length_bytes"])):
                 if (folder / name).stat().st_size != size:
                     raise UserError(f"{folder / name} is cut short: delete {folder} and prepare the text again")
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} holds no prepared text: there is no {error.filename}") from None
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder} holds no prepared text ({error})") from None
     return manifest
