@@ -1,6 +1,6 @@
 """What rooms hand to one another as JSON: the keys of every result, so that a wrong one is an error before it is a run.
 
-Fractions are fractions (0.474), losses nats a token, intervals 95 %. Keys that not every result has are `NotRequired`; older
+Fractions are fractions (0.474), losses nats per token, intervals 95 %. Keys that not every result has are `NotRequired`; older
 files lack those that came later. `Json` is what only its own figure reads.
 """
 

@@ -125,7 +125,7 @@ class Known:
         if self.run is not None:
             data_config = self.run.data
             text = f"Trained on `{public(data_config.train)}`, tokenizer `{public(data_config.tokenizer)}`, at most "
-            text += f"{data_config.max_length:,} tokens a sequence, layout {data_config.layout}, filter {data_config.filter}."
+            text += f"{data_config.max_length:,} tokens per sequence, layout {data_config.layout}, filter {data_config.filter}."
             if self.evaluation is not None and "source" in self.evaluation:
                 text += f" Measured on held-out text of `{self.evaluation['source']}`."
             return text

@@ -42,7 +42,7 @@ def _score(run: DecoderRun) -> Html:
     one = run.evaluation
     size = f" ({count(one['parameters'])} parameters) has a loss of "
     between = f"{INTERVAL} {interval(one['loss_interval'], 3, scale=1)}"
-    rest = f" nats a token, {between}: a perplexity of {one['perplexity']:.2f}. It gets {per_cent(one['accuracy'])} right"
+    rest = f" nats per token, {between}: a perplexity of {one['perplexity']:.2f}. It gets {per_cent(one['accuracy'])} right"
     guess = one.get("commonest")
     rest += "." if guess is None else f"; {always_guessing(guess)}."
     return join([tag("b", run.name), size, tag("b", f"{one['loss']:.3f}"), rest])

@@ -29,7 +29,7 @@ from pnn.studies.registry import Analysis
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SPREAD_MARGIN = 0.05  # of β, which lies between 0 and 2
-LOSS_MARGIN = 0.01  # nats a token: about a per cent of perplexity
+LOSS_MARGIN = 0.01  # nats per token: about a per cent of perplexity
 HALF = 0.5  # of the error, for a read-out that moves to its target; of the way from one layer to all, for a spread
 REUSE_MARGIN = 0.02  # of |cos|
 UNTRAINED = "the same model untrained"
@@ -244,7 +244,7 @@ def _findings(trained: Rewrites, naive: Rewrites, erases: bool) -> dict[str, Fin
         "gates_differ_between_tokens": _gates_differ(trained, naive),
         "gates_matter": finding(
             ABOUT.hypotheses["gates_matter"],
-            "loss with β at its mean − loss, nats a token",
+            "loss with β at its mean − loss, nats per token",
             _rises(totals, "mean beta"),
             ratio,
             margin=LOSS_MARGIN,
@@ -290,7 +290,7 @@ def _read_out_moves(trained: Rewrites, naive: Rewrites) -> Finding:
 
 
 def _erasure_matters(totals: Totals) -> Finding:
-    measure = "loss without the erasure − loss, nats a token"
+    measure = "loss without the erasure − loss, nats per token"
     hypothesis = ABOUT.hypotheses["erasure_matters"]
     return finding(hypothesis, measure, _rises(totals, "no erasure"), ratio, margin=LOSS_MARGIN)
 
