@@ -110,7 +110,8 @@ def test_a_model_in_training_mode_is_left_in_it(prepared):
     assert once == evaluate_masked(model, prepared.validation, prepared.validation_sequences)  # no dropout in between
 
 
-def test_command_writes_what_it_prints_and_takes_other_text(pnn_command, trained_run, tmp_path):
+def test_command_writes_what_it_prints_and_takes_other_text(pnn_command, trained_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")  # as wide as its tables need
     run = tmp_path / "run"
     shutil.copytree(trained_run, run, symlinks=True)
     (tmp_path / "other.txt").write_text("the fox of avon wore amber hats . it has old amber boots .\n" * 20)
@@ -134,7 +135,8 @@ def test_command_writes_what_it_prints_and_takes_other_text(pnn_command, trained
     assert len(json.loads(out)["accuracy_by_step"]) == 7
     code, out, err = pnn_command("evaluate", best.resolve(), "--num-steps", 1000)
     assert code == 0, err
-    assert re.findall(r"\d+", out.splitlines()[2]) == ["0", "1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "95"]
+    steps = next(line for line in out.splitlines() if "512" in line)
+    assert re.findall(r"\d+", steps) == ["0", "1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "95"]
 
 
 def test_averaged_weights_have_a_row_of_their_own(pnn_command, tiny_config, tmp_path):

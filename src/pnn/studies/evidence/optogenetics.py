@@ -14,6 +14,7 @@ import numpy as np
 
 from pnn.analysis.subject import Subject, accuracy_drop, drop_of, plain_metrics
 from pnn.analysis.totals import Array, finding
+from pnn.analysis.trace import blocks_of
 from pnn.studies.registry import Experiment
 
 ABOUT = Experiment(
@@ -71,8 +72,8 @@ def run(subject: Subject) -> dict[str, Any]:
 
 def has_delta_norm(subject: Subject) -> bool:
     """Whether δ is what a norm puts out. (Where a rewrite proposes a whole state, the norm is that state's.)"""
-    config = subject.model.config
-    return getattr(config, "delta_norm", False) and config.update != "rewrite"
+    normed = all(getattr(block, "delta_norm", None) is not None for block in blocks_of(subject.model))
+    return normed and getattr(subject.model.config, "update", None) != "rewrite"
 
 
 def undone_by_norm(subject: Subject) -> bool:
