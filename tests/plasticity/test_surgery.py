@@ -139,9 +139,10 @@ def test_the_input_stays_as_it_was(model, texts):
 
 
 def test_heads_go_and_come_and_go(model, logits):
-    once = prune(model, [(0, 0), (0, 2)])
+    """In double precision: in fp32 some CPUs add up products of other shapes in another order, by more than 1e-6."""
+    once = prune(copy.deepcopy(model).double(), [(0, 0), (0, 2)])
     grown = grow(once, [(0, 2)])
-    assert (logits(grown) - logits(once)).abs().max() < 1e-5  # rounding: products of other shapes add up in another order
+    assert (logits(grown) - logits(once)).abs().max() < 1e-6
     twice = prune(grown, [(0, 2)])
     assert head_map(twice) == head_map(once)
     assert torch.equal(logits(twice), logits(once))
