@@ -29,6 +29,7 @@ from pnn.config import RunConfig, load_config
 from pnn.data.shards import prepare
 from pnn.errors import UserError
 from pnn.files import is_taken, write_json, write_text
+from pnn.kinds import of_result
 from pnn.progress import say, track
 from pnn.results import texts_of
 from pnn.runs import BY_SEQUENCE, check_free, read_json
@@ -165,14 +166,11 @@ def _read(run: Path) -> dict[str, Any] | None:
         return None
     evaluation = read_json(run / "evaluation.json")
     totals = read_json(run / BY_SEQUENCE) if (run / BY_SEQUENCE).exists() else {}
+    measure = "accuracy" if of_result(evaluation).masked else "loss"
     return {
         "parameters": evaluation["parameters"],
         "texts": {
-            name: {
-                "measure": "accuracy" if "accuracy_by_step" in text else "loss",
-                "value": text["accuracy"] if "accuracy_by_step" in text else text["loss"],
-                "totals": totals.get(name),
-            }
+            name: {"measure": measure, "value": text[measure], "totals": totals.get(name)}
             for name, text in texts_of(evaluation).items()
         },
     }
@@ -194,7 +192,6 @@ def _difference(first: dict[int, Any], other: dict[int, Any], text: str) -> dict
         )
         drawn = seeds_and_sequences(gains, targets)
     return {
-        "against": "first",
         "seeds": shared,
         "over_seeds": by_seed.as_json(),
         "over_seeds_and_sequences": None if drawn is None else drawn.as_json(),
