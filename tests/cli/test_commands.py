@@ -171,21 +171,30 @@ def test_the_readmes_commands_exist_with_these_options_and_configs(command):
 
 
 def test_the_readmes_python_runs(trained_run, tmp_path):
-    """On tiny models in place of the quickstart's and of the tiny decoder's run."""
+    """In order, on tiny models in place of the quickstart's and of the tiny decoder's run."""
     import pnn
 
-    size = {"vocab_size": 80, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    pnn.DDLForCausalLM(pnn.DDLConfig(**size)).save_pretrained(tmp_path)
-    code, of_decoders = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert "runs/quickstart/pnn/checkpoints/best" in code
+    size = {"vocab_size": 80, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    pnn.DDLForCausalLM(pnn.DDLConfig(**size)).save_pretrained(tmp_path / "decoder")
+    places = {
+        "runs/quickstart/pnn/checkpoints/best": trained_run / "checkpoints" / "best",
+        "runs/ddl_tiny/checkpoints/best": tmp_path / "decoder",
+        "runs/smaller": tmp_path / "smaller",
+    }
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S))
+    for written, here in places.items():
+        assert written in code
+        code = code.replace(written, str(here))
     names: dict = {}
-    exec(code.replace("runs/quickstart/pnn/checkpoints/best", str(trained_run / "checkpoints" / "best")), names)
+    exec(code, names)
     assert len(names["out"].states) == 7
-    assert names["twice"].num_steps == 8
-    assert "runs/ddl_tiny/checkpoints/best" in of_decoders
-    exec(of_decoders.replace("runs/ddl_tiny/checkpoints/best", str(tmp_path)), names)
-    assert names["baseline"].value_channels == 1
+    assert names["rewriting"].num_steps == 8
     assert type(names["model"]) is pnn.DDLForCausalLM
+    assert len(pnn.plasticity.heads(names["smaller"])) == 3
+
+
+def test_the_readme_is_read_at_once():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_help_lists_commands_as_a_newcomer_meets_them(pnn_command):
