@@ -86,6 +86,40 @@ def test_a_changed_file_is_noticed_by_all(folders, tmp_path):
             load(folder)
 
 
+@pytest.mark.parametrize("load", WAYS)
+def test_weights_in_several_files(folders, tmp_path, load):
+    folder = tmp_path / "model"
+    load_model(folders / "pnn").save_pretrained(folder, max_shard_size="4KB")
+    of_synthetic_language(32).save_pretrained(folder)
+    load(folder)
+    index = folder / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+    one = sorted(good["weight_map"])[0]
+
+    def says(weight_map, text: str) -> None:
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(UserError, match=re.escape(text)):
+            load(folder)
+
+    for other in ("model-00001.bin", "../pnn/model.safetensors", 3):  # none is there: the name is enough
+        says(good["weight_map"] | {one: other}, f"{index} names {other}: weights are read from safetensors files")
+    for nothing in (None, ["a"]):
+        says(nothing, f"{index} has no weight_map")
+    missing = folder / good["weight_map"][one]
+    missing.unlink()
+    says(good["weight_map"], f"{missing} is missing: the checkpoint is not whole")
+
+
+def test_code_beside_a_model_is_not_named_by_what_is_made_from_it(folders, tmp_path):
+    folder = shutil.copytree(folders / "pnn", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    code = {"AutoConfig": "modeling_pnn.PNNConfig", "AutoModelForMaskedLM": "modeling_pnn.PNNForMaskedLM"}
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": code}))
+    for number, load in enumerate((WAYS[1], WAYS[-1])):
+        load(folder).save_pretrained(tmp_path / str(number))
+        assert "auto_map" not in (tmp_path / str(number) / "config.json").read_text()
+
+
 def test_a_language_model_is_asked_for_and_another_is_named(folders):
     for name, made in {"classifier": pnn.PNNForSequenceClassification, "encoder": pnn.PNNModel}.items():
         with pytest.raises(UserError, match=rf"cannot load a language model .its config.json names a {made.__name__}"):

@@ -71,8 +71,8 @@ class Subject:
     @cached_property
     def weights(self) -> str | None:
         """What tells two models of one name apart."""
-        file = Path(self.checkpoint) / "model.safetensors"
-        return sha256(file) if file.exists() else None
+        files = sorted(Path(self.checkpoint).glob("model*.safetensors"))  # one, or several with an index
+        return "+".join(map(sha256, files)) or None
 
 
 def parse_rates(text: str) -> tuple[float, ...]:

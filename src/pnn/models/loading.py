@@ -30,6 +30,7 @@ from pnn.progress import say
 
 # What from_pretrained raises over files that are not there, damaged, or of something else
 LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
+INDEX = "model.safetensors.index.json"
 LONGEST = 2048  # where a model does not say how much it can take; lm-eval's own choice
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -129,10 +130,33 @@ def tokenizer_for(checkpoint: Path | str, config: PreTrainedConfig, longest: int
 def read_config(name: str | Path) -> PreTrainedConfig:
     """config.json of a checkpoint folder or hub name; what lies beside it is compared with its checksums first."""
     if Path(name).is_dir():
+        _check_index(Path(name))
         runs.verify_model(Path(name))
     import_module("pnn.plasticity.models")  # stands above this file, and tells the Auto classes of reorganised models
     with _failing_as(name, "model"):
-        return AutoConfig.from_pretrained(str(name), trust_remote_code=False)
+        return _without_code(AutoConfig.from_pretrained(str(name), trust_remote_code=False))
+
+
+def _without_code(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Code that lies beside the weights stays there: a model that is saved elsewhere must not name it."""
+    vars(config).pop("auto_map", None)
+    return config
+
+
+def _check_index(folder: Path) -> None:
+    """Weights in several files have an index. It may name safetensors files of its folder only: others would be unpickled."""
+    index = folder / INDEX
+    if not index.exists():
+        return
+    try:
+        files = {str(file) for file in runs.read_json(index)["weight_map"].values()}
+    except (AttributeError, KeyError, TypeError):
+        raise UserError(f"{index} has no weight_map that names the files of the weights") from None
+    for file in sorted(files):
+        if not file.endswith(".safetensors") or Path(file).name != file:
+            raise UserError(f"{index} names {file}: weights are read from safetensors files of the same folder only")
+        if not (folder / file).exists():
+            raise UserError(f"{folder / file} is missing: the checkpoint is not whole")
 
 
 def read_original_config(name: str | Path) -> PreTrainedConfig:
@@ -165,6 +189,7 @@ def _load(name: str | Path, auto: Any) -> PreTrainedModel:
     with _failing_as(name, AUTO_CLASSES[auto].what):
         model, info = auto.from_pretrained(str(name), use_safetensors=True, trust_remote_code=False, output_loading_info=True)
     _check_whole(name, info)
+    _without_code(model.config)
     return model
 
 
