@@ -25,6 +25,17 @@ MODELS = {
     "pnn_delta": lambda: PNNForMaskedLM(
         PNNConfig(**WIDE, update="delta", schedule=[0, 1], head_transform=True, zero_init=False)
     ),
+    "pnn_rewrite": lambda: PNNForMaskedLM(
+        PNNConfig(
+            **WIDE,
+            update="rewrite",
+            schedule=[0, 1, 0, 1],
+            positions="rotary",
+            tie_word_embeddings=True,
+            head_transform=True,
+            zero_init=False,
+        )
+    ),
     "pnn_classifier": lambda: PNNForSequenceClassification(PNNConfig(**WIDE, zero_init=False, num_steps=2, num_labels=3)),
     "bert": lambda: BertBaselineForMaskedLM(BertBaselineConfig(**WIDE, num_hidden_layers=2, tie_word_embeddings=True)),
     "bert_choice": lambda: BertBaselineForMultipleChoice(BertBaselineConfig(**WIDE, num_hidden_layers=2)),

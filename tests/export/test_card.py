@@ -12,8 +12,9 @@ from pnn.models import PNNConfig
 from pnn.models.registry import ENTRIES
 
 
-def card(run, remote_code=False, onnx_steps=None, licence=None) -> str:
-    return model_card(open_for_export(str(run)), remote_code=remote_code, onnx_steps=onnx_steps, licence=licence)
+def card(run, bf16=False, remote_code=False, onnx_steps=None, licence=None) -> str:
+    exported = open_for_export(str(run))
+    return model_card(exported, bf16=bf16, remote_code=remote_code, onnx_steps=onnx_steps, licence=licence)
 
 
 def head(text) -> dict:
@@ -37,10 +38,31 @@ def test_a_pretrained_models_card(run):
     assert f"{evaluation['parameters']:,}" in text
     for known in ("Trained on `synthetic`", "20 updates of 16 sequences", "learning rate of 0.002", "seed 0", "One seed"):
         assert known in text
+    assert "30.0 %" not in text
+    assert "15.0 % of the tokens were masked" in text
+    assert "rounded to bf16" not in text
+    assert "rounded to bf16" in card(run, bf16=True)
     # what the files say is where it comes from
     evaluation["accuracy"] = 0.12345
     (run / "evaluation.json").write_text(json.dumps(evaluation))
     assert "| validation | 12.3 % |" in card(run)
+
+
+def test_numbers_are_those_of_the_exported_weights(run):
+    """A run's evaluation is of one checkpoint; others have an accuracy of their own."""
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    shutil.copytree(run / "checkpoints" / "best", run / "checkpoints" / "average")
+    assert "Not measured by this run." in card(run / "checkpoints" / "average")
+    averaged = evaluation | {"checkpoint": "average", "accuracy": 0.98765}
+    (run / "evaluation.json").write_text(json.dumps(evaluation | {"average": averaged}))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["training"]["average_decay"] = 0.999
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    text = card(run / "checkpoints" / "average")
+    assert "| validation | 98.8 % |" in text
+    assert "a running average (decay 0.999)" in text
+    for same in (run, run / "checkpoints" / "best"):
+        assert f"| validation | {100 * evaluation['accuracy']:.1f} % |" in card(same)
 
 
 def test_what_is_not_known_is_not_said(run, checkpoints, trained_run):
@@ -54,6 +76,7 @@ def test_what_is_not_known_is_not_said(run, checkpoints, trained_run):
     ):
         assert unknown in text
     assert "seed" not in text
+    evaluation = json.loads((run / "evaluation.json").read_text())
     (run / "evaluation.json").unlink()
     text = card(run)
     assert "Not measured by this run." in text
@@ -62,6 +85,7 @@ def test_what_is_not_known_is_not_said(run, checkpoints, trained_run):
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["data"]["train"] = "/home/somebody/secret/text.txt"
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    (run / "evaluation.json").write_text(json.dumps(evaluation | {"source": "/home/somebody/secret/text.txt"}))
     assert "Trained on `text.txt`" in card(run)
     assert "somebody" not in card(run)
     assert str(trained_run.parent) not in card(run)

@@ -20,7 +20,7 @@ SETTINGS = CycleSettings(
 
 
 def card(run) -> str:
-    return model_card(open_for_export(str(run)), remote_code=False, onnx_steps=None, licence=None)
+    return model_card(open_for_export(str(run)), bf16=False, remote_code=False, onnx_steps=None, licence=None)
 
 
 @pytest.fixture(scope="module")

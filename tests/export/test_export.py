@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from pnn.export.loading import open_for_export
 from pnn.export.remote_code import flattened
@@ -59,14 +60,14 @@ def fails(pnn_command, *arguments, says):
         assert text in lines[0], lines[0]
 
 
-def test_people_without_the_package_get_the_same_logits(checkpoints, tmp_path):
-    from safetensors.torch import load_file
-
+def test_people_without_the_package_get_the_same_logits(checkpoints, tmp_path, monkeypatch):
     asked, wanted = [], {}
+    monkeypatch.setattr("pnn.export.run.FILE_SIZE", "10KB")
     for name, checkpoint in checkpoints.items():
-        result = export_run(str(checkpoint), tmp_path / name, remote_code=True)
+        bf16 = name == "pnn_rewrite"
+        result = export_run(str(checkpoint), tmp_path / name, bf16=bf16, remote_code=True)
         asked.append([str(tmp_path / name), result["auto_class"], str(tmp_path / f"{name}.safetensors")])
-        original = open_for_export(str(checkpoint)).model
+        original = open_for_export(str(tmp_path / name if bf16 else checkpoint)).model  # bf16: rounded
         with torch.no_grad():
             wanted[name] = {"logits": original(**batch(result["auto_class"])).logits}
             if original.can_generate():
@@ -109,12 +110,32 @@ def test_a_plain_folder_has_the_model_the_tokenizer_and_a_card(pnn_command, trai
     assert code == 0, err
     assert out.strip() == str(tmp_path / "out")
     found = {path.name for path in (tmp_path / "out").iterdir()}
-    assert found == {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    model = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert found == {"README.md", "checksums.json", *model}
+    assert set(json.loads((tmp_path / "out" / "checksums.json").read_text())) == model  # people add to the card
     assert "auto_map" not in json.loads((tmp_path / "out" / "config.json").read_text())
     original = transformers.AutoModelForMaskedLM.from_pretrained(trained_run / "checkpoints" / "best").eval()
     exported = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
     ids = torch.arange(5, 29).view(2, 12)
     assert torch.equal(original(ids).logits, exported(ids).logits)
+
+
+def test_weights_in_bf16_are_halved_split_and_computed_with_in_fp32(pnn_command, checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr("pnn.export.run.FILE_SIZE", "10KB")
+    code, _, err = pnn_command("export", checkpoints["pnn_rewrite"], "--output", tmp_path / "out", "--bf16")
+    assert code == 0, err
+    whole = load_file(checkpoints["pnn_rewrite"] / "model.safetensors")
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    parts = {key: value for file in files for key, value in load_file(file).items()}
+    assert len(files) > 2
+    assert {value.dtype for value in parts.values()} == {torch.bfloat16}
+    assert parts.keys() == whole.keys()  # tied weights once
+    assert all(torch.equal(parts[key], whole[key].bfloat16()) for key in whole)
+    for load in (transformers.AutoModelForMaskedLM.from_pretrained, lambda folder: open_for_export(str(folder)).model):
+        assert {p.dtype for p in load(tmp_path / "out").parameters()} == {torch.float32}
+    # and once more from there, to the bit
+    assert pnn_command("export", tmp_path / "out", "--output", tmp_path / "again", "--bf16")[0] == 0
+    assert all(file.read_bytes() == (tmp_path / "again" / file.name).read_bytes() for file in files)
 
 
 def test_a_reorganised_model(pnn_command, checkpoints, tmp_path):

@@ -39,7 +39,7 @@ class TestGraph:
         return torch.from_numpy(session.run(["logits"], {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0])
 
     @pytest.mark.parametrize(
-        "name", ["pnn", "pnn_delta", "pnn_classifier", "bert", "bert_choice", "ddl", "ddl_token", "ddl_additive"]
+        "name", ["pnn", "pnn_delta", "pnn_rewrite", "pnn_classifier", "bert", "bert_choice", "ddl", "ddl_token", "ddl_additive"]
     )
     def test_logits_match(self, name, checkpoints, tmp_path):
         result = export_run(str(checkpoints[name]), tmp_path / "out", with_onnx=True)

@@ -12,6 +12,7 @@ from pnn.cli import app
 def export(
     run: Annotated[str, typer.Argument(help="A run folder (also a fine-tuned task's), a checkpoint folder, or a hub name.")],
     output: Annotated[Path, typer.Option(help="New folder for the model.")],
+    bf16: Annotated[bool, typer.Option("--bf16", help="Store the weights in bf16, at half the size.")] = False,
     remote_code: Annotated[
         bool, typer.Option("--remote-code", help="Add the code, for people without this package (trust_remote_code=True).")
     ] = False,
@@ -31,7 +32,14 @@ def export(
     from pnn.export.run import export_run
 
     result = export_run(
-        run, output, remote_code=remote_code, with_onnx=onnx, num_steps=num_steps, licence=license, push_to=push_to
+        run,
+        output,
+        bf16=bf16,
+        remote_code=remote_code,
+        with_onnx=onnx,
+        num_steps=num_steps,
+        licence=license,
+        push_to=push_to,
     )
     if "onnx_difference" in result:
         print(f"model.onnx differs from torch by at most {result['onnx_difference']:.1e}")

@@ -21,12 +21,12 @@ from pnn.numbers import bare_per_cent, interval, per_cent, points
 from pnn.plasticity.heads import heads, original_counts
 from pnn.plasticity.models import HISTORY, Plastic
 from pnn.results import Evaluation, TunedTask, texts_of
-from pnn.runs import is_cycle, read_config, read_json
+from pnn.runs import AVERAGE, is_cycle, read_config, read_json
 
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for what is no matrix of a block)"}
 
 
-def model_card(exported: Exported, *, remote_code: bool, onnx_steps: int | None, licence: str | None) -> str:
+def model_card(exported: Exported, *, bf16: bool, remote_code: bool, onnx_steps: int | None, licence: str | None) -> str:
     head: dict[str, Any] = {
         "library_name": "transformers",
         "tags": ["plastic-neural-networks", exported.model.config.model_type],
@@ -43,7 +43,7 @@ def model_card(exported: Exported, *, remote_code: bool, onnx_steps: int | None,
         f"## Model\n\n{known.table()}",
         f"## Data\n\n{known.data()}",
         f"## Training\n\n{known.training()}",
-        f"## Results\n\n{known.results()}",
+        f"## Results\n\n{known.results(bf16)}",
         "## Limits\n\n" + "\n".join(f"- {limit}" for limit in known.limits()),
         f"## Licence\n\n{known.licence(licence, remote_code)}",
     ]
@@ -58,7 +58,7 @@ class Known:
         run = exported.run
         self.is_reorganised = isinstance(exported.model, Plastic)
         self.run: RunConfig | None = read_config(run) if run is not None and (run / "config.yaml").exists() else None
-        self.evaluation: Evaluation | None = self._read("evaluation.json")
+        self.evaluation = self._evaluation()
         self.tuned: TunedTask | None = (
             self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
         )
@@ -72,6 +72,12 @@ class Known:
     def _read(self, name: str) -> Any:
         run = self.exported.run
         return read_json(run / name) if run is not None and (run / name).exists() else None
+
+    def _evaluation(self) -> Evaluation | None:
+        """Of these very weights: a run's evaluation is of its best checkpoint, and of its averaged weights."""
+        measured: Any = self._read("evaluation.json") or {}
+        name = Path(self.exported.checkpoint).resolve().name
+        return next((one for one in (measured, measured.get("average")) if one and one["checkpoint"] == name), None)
 
     def what(self) -> str:
         text = sentence(self.exported.model)
@@ -127,7 +133,7 @@ class Known:
             text = f"Trained on `{public(data_config.train)}`, tokenizer `{public(data_config.tokenizer)}`, at most "
             text += f"{data_config.max_length:,} tokens per sequence, layout {data_config.layout}, filter {data_config.filter}."
             if self.evaluation is not None and "source" in self.evaluation:
-                text += f" Measured on held-out text of `{self.evaluation['source']}`."
+                text += f" Measured on held-out text of `{public(self.evaluation['source'])}`."
             return text
         if self.plasticity is not None:
             return self.plasticity.data()
@@ -148,9 +154,13 @@ class Known:
             length = f"{training.max_steps:,} updates" if training.max_steps else f"{training.epochs:g} epochs"
             parts.append(
                 f"{length} of {training.effective_batch_size:,} sequences, {OPTIMIZERS[training.optimizer]} at a learning "
-                f"rate of {training.learning_rate:g} after {training.warmup_steps:,} updates of warm-up, weight decay "
-                f"{training.weight_decay:g}, seed {training.seed}."
+                f"rate of {training.learning_rate:g} after {training.warmup_steps:,} updates of warm-up ({training.schedule} "
+                f"schedule), weight decay {training.weight_decay:g}, seed {training.seed}."
             )
+            if self.kind.masked:
+                parts.append(f"{per_cent(self.run.data.masked_in_training)} of the tokens were masked.")
+            if Path(self.exported.checkpoint).name == Path(AVERAGE).name:
+                parts.append(f"The weights are a running average (decay {training.average_decay}).")
         elif self.plasticity is not None:
             parts.append(self.plasticity.training())
         else:
@@ -165,7 +175,7 @@ class Known:
                 parts.append(f"Code: source files with the digest `{self.environment['source_sha256'][:12]}`.")
         return " ".join(parts)
 
-    def results(self) -> str:
+    def results(self, bf16: bool) -> str:
         if self.tuned is not None:
             return self._tuned_results()
         if self.plasticity is not None:
@@ -187,6 +197,8 @@ class Known:
             if self.kind.has_steps and "validation" in sets:
                 steps = " → ".join(map(bare_per_cent, sets["validation"]["accuracy_by_step"]))
                 lines += ["", f"After each refinement step, from 0: {steps}."]
+        if bf16:
+            lines += ["", "Measured before the weights were rounded to bf16."]
         return "\n".join(lines)
 
     def _tuned_results(self) -> str:

@@ -1,10 +1,14 @@
-"""Export a RUN: a folder with model, tokenizer and card; remote code, ONNX and publishing on request."""
+"""Export a RUN: a folder with model, tokenizer, checksums and card; bf16, remote code, ONNX and publishing on request.
+
+The card has no checksum: people add to it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from pnn.errors import UserError
@@ -12,15 +16,18 @@ from pnn.export import hub, onnx
 from pnn.export.card import model_card
 from pnn.export.loading import open_for_export
 from pnn.export.remote_code import check_ours, write_remote_code
-from pnn.files import new_folder, write_text
+from pnn.files import new_folder, write_checksums, write_text
 from pnn.models.loading import note_untrained_steps
 from pnn.models.registry import kind_of
+
+FILE_SIZE = "48MB"  # of weights in bf16: git hosts warn from 50 MB on
 
 
 def export_run(
     run: str,
     output: Path,
     *,
+    bf16: bool = False,
     remote_code: bool = False,
     with_onnx: bool = False,
     num_steps: int | None = None,
@@ -51,16 +58,38 @@ def export_run(
     logging.set_verbosity_error()
     try:
         with new_folder(output) as partial:
-            exported.model.save_pretrained(partial)
+            if bf16:
+                _save_in_bf16(exported.model, partial)
+            else:
+                exported.model.save_pretrained(partial)
             exported.tokenizer.save_pretrained(partial)
             if remote_code:
                 write_remote_code(partial, exported.model)
             if with_onnx:
                 result["onnx_difference"] = onnx.write_onnx(partial / "model.onnx", exported.model, num_steps)
-            card = model_card(exported, remote_code=remote_code, onnx_steps=graph_steps if with_onnx else None, licence=licence)
+            write_checksums(partial)
+            card = model_card(
+                exported,
+                bf16=bf16,
+                remote_code=remote_code,
+                onnx_steps=graph_steps if with_onnx else None,
+                licence=licence,
+            )
             write_text(partial / "README.md", card)
     finally:
         logging.set_verbosity(verbosity)
     if push_to is not None:
         result["pushed_to"] = hub.push(output, push_to)
     return result
+
+
+def _save_in_bf16(model: PreTrainedModel, folder: Path) -> None:
+    """Half the size. config.json says fp32, so whoever loads the weights computes in it, as a CPU does best. The model keeps
+    the rounded weights: what else is made of it agrees with the folder."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    model.save_pretrained(folder, max_shard_size=FILE_SIZE)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    model.config.dtype = torch.float32
+    model.config.save_pretrained(folder)
