@@ -1,0 +1,100 @@
+"""models/pnn-base from a finished run: what `pnn export --bf16 --remote-code` writes, with the licences and a fuller card.
+
+python models/build.py RUN [--overwrite]      # RUN: a run folder, or a checkpoint in one (RUN/checkpoints/average)
+
+Numbers in the card come from the run's own files and from results/better_than_bert; what no run knows stands in card.md,
+which also has the order of the sections. The folder appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from pnn.errors import UserError
+from pnn.export.run import export_run
+from pnn.files import is_taken, write_text
+from pnn.numbers import per_cent, written
+from pnn.runs import check_commit, find_checkpoint, read_json, run_of
+
+HERE = Path(__file__).parent
+FOLDER = HERE / "pnn-base"
+RESULTS = HERE.parent / "results" / "better_than_bert"
+
+
+def build(run: str, folder: Path, *, overwrite: bool = False, results: Path = RESULTS) -> None:
+    if is_taken(folder) and not overwrite:
+        raise UserError(f"{folder} exists already: --overwrite replaces it")
+    of = run_of(Path(find_checkpoint(run)))
+    if of is None or not (of / "evaluation.json").exists():
+        raise UserError(f"{run} is not a run that was measured: the card needs its config.yaml and evaluation.json")
+    check_commit(of)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
+        new = Path(scratch) / "new"
+        export_run(run, new, bf16=True, remote_code=True, licence="mit")
+        exported = (new / "README.md").read_text(encoding="utf-8")
+        write_text(new / "README.md", card(exported, folder.name, compared(results)))
+        shutil.copy(HERE.parent / "LICENSE", new)
+        shutil.copy(HERE / "LICENSE-vocabulary", new)
+        if folder.exists():
+            os.rename(folder, Path(scratch) / "old")
+        os.rename(new, folder)
+
+
+def card(exported: str, name: str, results: str) -> str:
+    """The export's card with card.md: section by section, first what the run's files say."""
+    known, added = sections(exported), sections((HERE / "card.md").read_text(encoding="utf-8"))
+    if lost := known.keys() - added.keys():
+        raise ValueError(f"card.md has no place for {', '.join(lost)}")
+    added["Results"] += f"\n{results}"
+    parts = []
+    for title, more in added.items():
+        text = "\n\n".join(filter(None, (known.get(title, "").strip(), more.strip())))
+        parts.append(f"## {title}\n\n{text}" if title else text)
+    whole = "\n\n".join(parts) + "\n"
+    whole = re.sub(r"^# .+$", f"# {name}", whole, count=1, flags=re.MULTILINE)
+    return whole.replace("FOLDER", f"models/{name}").replace("---\n", "---\nlanguage: en\n", 1)
+
+
+def sections(text: str) -> dict[str, str]:
+    """By title; what stands before the first one by none."""
+    parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
+    return dict(zip(["", *parts[1::2]], parts[::2], strict=True))
+
+
+def compared(results: Path) -> str:
+    """What results/better_than_bert says, as far as it is measured."""
+    lines = []
+    if (results / "result.json").exists():
+        result = read_json(results / "result.json")
+        metrics = result["metrics"]
+        lines += [f"The comparison behind it: {result['question']} {result['answer']}", ""]
+        if "box_wikitext_valid" in metrics:
+            lines.append(f"- This model on WikiText-103 valid: {per_cent(metrics['box_wikitext_valid'])}.")
+        for key, other in (("points_ahead_of_bert12", "BERT with 12 layers"), ("points_ahead_of_bert4", "BERT with 4")):
+            if key in metrics:
+                mean, low, high = (written(metrics[key][end], 2, plus=True) for end in ("mean", "low", "high"))
+                lines.append(f"- Models of this form, trained shorter, against {other}: {mean} points ({low} to {high}).")
+    if (results / "prompts_answers.json").exists():
+        answers = read_json(results / "prompts_answers.json")
+        right = ", ".join(f"{model} {count}" for model, count in answers["right"].items())
+        lines.append(f"- Right answers to {len(answers['prompts'])} prompts that were written before the training: {right}.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Make models/pnn-base from a finished run.")
+    parser.add_argument("run", help="a run folder, or a checkpoint in one")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder that is there")
+    arguments = parser.parse_args()
+    try:
+        build(arguments.run, FOLDER, overwrite=arguments.overwrite)
+    except UserError as error:
+        print(f"build.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(FOLDER)
