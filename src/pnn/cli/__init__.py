@@ -8,8 +8,11 @@ commands, never at their top (a test watches). A config is read, and its mistake
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -94,6 +97,18 @@ def pnn(
 
     Every command explains itself: pnn train --help
     """
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Torch and transformers make objects by the million and no garbage: looking for it takes a quarter of a short command."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():  # once: frozen objects are never looked at again, garbage of an earlier command too
+            gc.freeze()
+        gc.enable()
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pnn.cli import app
+from pnn.cli import app, importing
 from pnn.cli.options import AsJsonLines, NumSteps, Run
 from pnn.errors import UserError
 
@@ -29,14 +29,15 @@ def fill(
 
     Many texts: pnn fill runs/quickstart/pnn --file texts.txt > filled.jsonl
     """
-    from pnn.cli.tables import print_filled
-    from pnn.data.corpora import text_lines
-    from pnn.evaluation.fill import fill as fill_texts
-    from pnn.evaluation.reading import smaller_batches
-    from pnn.memory import out_of_memory_says
-    from pnn.models.loading import load_run
-    from pnn.models.registry import kind_of
-    from pnn.progress import track
+    with importing():
+        from pnn.cli.tables import print_filled
+        from pnn.data.corpora import text_lines
+        from pnn.evaluation.fill import fill as fill_texts
+        from pnn.evaluation.reading import smaller_batches
+        from pnn.memory import out_of_memory_says
+        from pnn.models.loading import load_run
+        from pnn.models.registry import kind_of
+        from pnn.progress import track
 
     if texts and file is not None:
         raise UserError(f"--file {file}: give texts or a file, not both")
