@@ -1,0 +1,271 @@
+"""From the sweeps to measured/, result.json, figures/ and the tables of README.md.
+
+python results/better_than_bert/collect.py [RUNS]   # RUNS: the folders that run.sh made; without it, what is in measured/
+
+It takes what is there: parts can come one after another. What is missing or otherwise than the rules of README.md say stands
+under `departures`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from comparison import (
+    MEAN_LENGTH,
+    NAMES,
+    RIVALS,
+    TEXT,
+    TOTALS,
+    Run,
+    best_rate,
+    departures_of,
+    finished,
+    flops_per_token,
+    metrics_of,
+    rate_word,
+    rates_of,
+    speeds_of,
+)
+
+from pnn.errors import UserError
+from pnn.figures.pareto import Point, pareto
+from pnn.figures.style import png, save
+from pnn.files import write_between, write_json, write_text
+from pnn.numbers import estimate, interval, per_cent, short_count, written
+from pnn.runs import BY_SEQUENCE, check_commit, read_config, read_json
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MEASURED = HERE / "measured"
+FILES = ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json", "tokens.json")
+BUDGETS = {"one_epoch": "one epoch", "a": "(a) three epochs", "b": "(b) ten epochs", "box": "the box"}
+COSTS = {
+    "tokens": "training tokens, millions",
+    "parameters": "parameters, millions",
+    "training_flops": "training, PFLOP",
+    "training_minutes": "training, minutes on one H200",
+    "inference_tokens_per_second": "inference, million tokens/s",
+}
+UNITS = {"tokens": 1e6, "parameters": 1e6, "training_flops": 1e15, "training_minutes": 1, "inference_tokens_per_second": 1e6}
+
+
+# Copying in -----------------------------------------------------------------------------------------------------------
+
+
+def copy_in(runs: Path) -> None:
+    totals = read_json(MEASURED / TOTALS) if (MEASURED / TOTALS).exists() else {"targets": None, "correct": {}}
+    found = finished(runs)
+    for run in found:  # all of them, before anything is written
+        check_commit(run.folder)
+        if run.stage in ("a", "b", "box"):
+            add_totals(totals, run)
+    for run in found:
+        target = MEASURED / run.key
+        target.mkdir(parents=True, exist_ok=True)
+        data, sets = run.config.data, run.config.evaluation.sets
+        places = {data.train: "TOKENS", sets[TEXT].source: "WIKITEXT", data.prepared: "prepared"}
+        for name in FILES:
+            text = (run.folder / name).read_text(encoding="utf-8")
+            if name == "tokens.json":  # the folder's name is enough
+                text = json.dumps({key: one | {"folder": Path(one["folder"]).name} for key, one in json.loads(text).items()})
+            for place, word in places.items():
+                text = text.replace(place, word) if "/" in place else text
+            write_text(target / name, text)
+    if totals["correct"]:
+        write_text(MEASURED / TOTALS, json.dumps(totals, separators=(",", ":")) + "\n")
+    if (runs / "speeds.json").exists():
+        write_json(MEASURED / "speeds.json", read_json(runs / "speeds.json"))
+
+
+def add_totals(totals: dict[str, Any], run: Run) -> None:
+    """Only what was got right: the losses would be most of the file."""
+    found, accuracy = read_json(run.folder / BY_SEQUENCE)[TEXT], run.evaluation["sets"][TEXT]["accuracy"]
+    if abs(sum(found["correct"]) / sum(found["targets"]) - accuracy) > 1e-9:
+        raise UserError(f"{run.folder / BY_SEQUENCE} is not of the evaluation beside it: `pnn evaluate` makes both")
+    if totals["targets"] is None:
+        totals["targets"] = found["targets"]
+    if totals["targets"] != found["targets"]:
+        raise UserError(f"{run.folder} was asked for other masked tokens than the runs before it: they do not compare")
+    totals["correct"][run.key] = found["correct"]
+
+
+# Tables and figure ----------------------------------------------------------------------------------------------------
+
+NOTHING = "Not measured yet."
+FIGURE = (
+    "![Accuracy on WikiText-103 valid against tokens, parameters, FLOPs, minutes and inference speed](figures/pareto.png)\n"
+    "*Accuracy against five costs, after one, three and ten epochs. Up and left is better; for inference, up and right. "
+    "Whiskers are 95 % intervals. Grey: the committed runs of the paper's recipe ([147M tokens](../short_budget/README.md), "
+    "[up to 1,181M](../pnn_paper_protocol/README.md)).*"
+)
+
+
+def or_nothing(head: str, lines: list[str]) -> str:
+    columns = head.count("|") - 1
+    return "\n".join([head, "|---" * columns + "|", *lines]) if lines else NOTHING
+
+
+def looks_table(runs: list[Run]) -> str:
+    looks = sorted((run for run in runs if run.stage == "looks"), key=lambda run: -run.tail)
+    lines = [f"| `{run.arm}` | {short_count(run.evaluation['parameters'])} | {per_cent(run.tail)} |" for run in looks]
+    return or_nothing("| form | parameters | tail |", lines)
+
+
+def rates_table(runs: list[Run]) -> str:
+    found = rates_of(runs)
+    rates = sorted({run.rate for mine in found.values() for run in mine})
+    lines = []
+    for model, mine in found.items():
+        by_rate = {run.rate: run for run in mine}
+        cells = [per_cent(by_rate[rate].tail) if rate in by_rate else "" for rate in rates]
+        best = best_rate(mine).rate
+        cells[rates.index(best)] = f"**{cells[rates.index(best)]}**"
+        lines.append(f"| {NAMES[model]} | {' | '.join(cells)} |")
+    return or_nothing(f"| model, on the tail | {' | '.join(map(rate_word, rates))} |", lines)
+
+
+def ahead_table(metrics: dict[str, Any]) -> str:
+    lines = []
+    for rival, key in RIVALS.items():
+        if (gap := metrics.get(key)) is not None:
+            between = interval((gap["low"], gap["high"]), 2, scale=1)
+            beside = estimate(gap["student"], 2).partition(" ")[2].strip("()")
+            lines.append(
+                f"| (a) against {NAMES[rival]} | {written(gap['mean'], 2, plus=True)} | {between} | {beside} "
+                f"| {len(gap['seeds'])} | {gap['verdict']} |"
+            )
+    for rival, gap in metrics.get("points_ahead_at_b", {}).items():
+        between = interval((gap["low"], gap["high"]), 2, scale=1)
+        lines.append(
+            f"| (b) against {NAMES[rival]} | {written(gap['mean'], 2, plus=True)} | {between}, over sequences | "
+            f"| 1 | {gap['verdict']} |"
+        )
+    return or_nothing("| PNN-rewrite | points ahead | 95 %, seeds and sequences | Student's t, seeds | seeds | |", lines)
+
+
+def models_table(models: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for budget, words in BUDGETS.items():
+        rows = {model: one for model, one in models.items() if budget in one["budgets"]}
+        for one in rows.values():
+            found = one["budgets"][budget]
+            minutes, speed = found["training_minutes"], one["inference_tokens_per_second"]
+            lines.append(
+                f"| {words} | {one['name']} | {short_count(one['parameters'])} | {short_count(found['tokens'])} "
+                f"| {found['training_flops'] / 1e15:.0f} | {'' if minutes is None else f'{minutes:.1f}'} "
+                f"| {'' if speed is None else short_count(speed)} | {rate_word(found['learning_rate'])} "
+                f"| {len(found['seeds'])} | {per_cent(found['tail'])} | {estimate(found['accuracy'], 1, scale=100)} |"
+            )
+    head = "budget | model | parameters | tokens | training PFLOP | training minutes | inference tokens/s | rate | seeds | tail"
+    return or_nothing(f"| {head} | WikiText valid, % |", lines)
+
+
+def steps_table(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        speed = row["inference_tokens_per_second"]
+        lines.append(
+            f"| {NAMES[row['model']]} | {row['steps']} | {estimate(row['accuracy'], 1, scale=100)} "
+            f"| {'' if speed is None else short_count(speed)} |"
+        )
+    return or_nothing("| one checkpoint each | steps or layers | WikiText valid, % | inference tokens/s |", lines)
+
+
+def new_points(models: dict[str, dict[str, Any]]) -> list[Point]:
+    points = []
+    for one in models.values():
+        for found in one["budgets"].values():
+            costs = {cost: found.get(cost, one.get(cost)) for cost in COSTS}
+            points.append(Point(one["name"], found["accuracy"], scaled(costs)))
+    return points
+
+
+def old_points() -> list[Point]:
+    """The committed runs of the paper's recipe. Inference was timed of the published form and of BERT only."""
+    timed = {
+        row["config"]: row["tokens_per_second"]["median"]
+        for row in reversed(read_json(ROOT / "benchmarks/results/train-nvidia-h200.json")["rows"])
+        if row["what"] == "inference" and row["name"] in ("pnn", "bert")
+    }
+    same = {"published": "published", "pnn_delta_norm": "published", "bert": "bert"}
+    points = []
+    for question in ("short_budget", "pnn_paper_protocol"):
+        for name, row in read_json(HERE.parent / question / "result.json")["metrics"].items():
+            if name.startswith("rows_"):  # another text
+                continue
+            text = row["wikitext_tokens"] if question == "short_budget" else row["texts"]["tokens"]
+            config = read_config(HERE.parent / question / "measured" / name)
+            updates = row.get("updates", config.training.max_steps)
+            tokens = updates * config.training.effective_batch_size * MEAN_LENGTH
+            costs = {
+                "tokens": tokens,
+                "parameters": row["parameters"],
+                "training_flops": tokens * flops_per_token(config),
+                "training_minutes": tokens / row["tokens_per_second"] / 60,
+                "inference_tokens_per_second": timed[same[name]] if name in same else None,
+            }
+            reached = {"value": text["accuracy"], "interval": text["accuracy_interval"]}
+            points.append(Point("BERT" if name == "bert" else "PNN", reached, scaled(costs)))
+    return points
+
+
+def scaled(costs: dict[str, float | None]) -> dict[str, float | None]:
+    return {cost: None if value is None else value / UNITS[cost] for cost, value in costs.items()}
+
+
+def answer_of(metrics: dict[str, Any]) -> str:
+    said = []
+    for rival, key in RIVALS.items():
+        if (gap := metrics.get(key)) is not None:
+            between = interval((gap["low"], gap["high"]), 2, scale=1)
+            said.append(f"against {NAMES[rival]} {gap['verdict']} ({written(gap['mean'], 2, plus=True)} points, {between})")
+    if (gap := metrics["points_ahead_at_b"].get("bert12")) is not None:
+        said.append(f"at (b) against {NAMES['bert12']} {written(gap['mean'], 2, plus=True)} points")
+    if "box_wikitext_valid" in metrics:
+        said.append(f"the box's model gets {per_cent(metrics['box_wikitext_valid'])}")
+    return f"PNN-rewrite at (a): {'; '.join(said)}." if said else "No run of (a) or (b) is in yet."
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        copy_in(Path(sys.argv[1]))
+    runs = finished(MEASURED)
+    box = ROOT / "models" / "pnn-base" / "evaluation.json"
+    metrics, departures = metrics_of(runs, speeds_of(MEASURED / "speeds.json"), box), departures_of(runs)
+    write_json(
+        HERE / "result.json",
+        {
+            "question": "Can a PNN beat BERT, fairly: same text, same recipe, same tokens, at most 41 % of the parameters?",
+            "protocol": "README.md beside, written before the long runs: 1M lines of Wikipedia, one recipe, each model at its "
+            "own best rate; masked tokens of WikiText-103 valid .tokens, four fixed draws; differences in points, paired by "
+            "seed and sequence, 95 % by bootstrap over both (low, high), Student's t over seeds beside",
+            "seeds": sorted({run.seed for run in runs}),
+            "hardware": sorted({gpu for run in runs for gpu in run.environment["hardware"]["gpus"]}),
+            "metrics": metrics,
+            "departures": departures,
+            "answer": answer_of(metrics),
+            "command": "results/better_than_bert/run.sh PART TOKENS WIKITEXT RUNS; results/better_than_bert/collect.py RUNS",
+        },
+    )
+    tables = {
+        "ahead": ahead_table(metrics),
+        "models": models_table(metrics["models"]),
+        "figure": FIGURE if metrics["models"] else NOTHING,
+        "steps": steps_table(metrics["steps"]),
+        "rates": rates_table(runs),
+        "looks": looks_table(runs),
+        "departures": "\n".join(f"- {one}" for one in departures) or "None.",
+    }
+    for name, table in tables.items():
+        write_between(HERE / "README.md", name, table)
+        print(f"{table}\n")
+    if metrics["models"]:
+        save(png(pareto(new_points(metrics["models"]), old_points(), COSTS)), HERE / "figures" / "pareto.png")
+    print(answer_of(metrics))
+
+
+if __name__ == "__main__":
+    main()

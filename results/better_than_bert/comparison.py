@@ -1,0 +1,306 @@
+"""The runs of the comparison and what follows from them: who is ahead, after which budget, at what cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pnn.bench.flops import training_flops
+from pnn.config import RunConfig
+from pnn.models.sections import model_config
+from pnn.runs import read_config, read_json, read_metrics
+from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Estimate, seeds_and_sequences, student, verdict
+
+TOTALS = "by_sequence.json"  # in measured/: what every run of (a) and (b) got right in each sequence
+TEXT = "wikitext_tokens"
+OURS = "pnn_rewrite"
+NAMES = {
+    OURS: "PNN-rewrite",
+    "pnn_gateless": "PNN-rewrite without its gate",
+    "bert4": "BERT-4",
+    "bert12": "BERT-12",
+    "pnn_paper": "the paper's PNN",
+}
+SEEDS = {OURS: 5, "bert4": 5, "pnn_gateless": 3, "bert12": 3, "pnn_paper": 1}  # of (a)
+RIVALS = {"bert12": "points_ahead_of_bert12", "bert4": "points_ahead_of_bert4", "pnn_gateless": "points_ahead_of_gateless"}
+LEAST_SEEDS = 3  # for a verdict
+MAY_TRAIL = 0.5  # points that PNN may be behind BERT-12 at (b)
+OUTCOMES = {SUPPORTED: "won", NOT_SUPPORTED: "lost", UNDECIDED: "undecided"}
+# Of the 1M lines of Wikipedia that all runs read, the older ones too: tokens of a line, and how many one of them attends to
+MEAN_LENGTH, ATTENDED = 78.7, 100.5
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run, in the folder PART/ARM/seed-N."""
+
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        return "/".join(self.folder.parts[-3:])
+
+    @property
+    def part(self) -> str:
+        return self.folder.parts[-3]
+
+    @property
+    def arm(self) -> str:
+        return self.folder.parts[-2]
+
+    @property
+    def seed(self) -> int:
+        return int(self.folder.name.removeprefix("seed-"))
+
+    @property
+    def stage(self) -> str:
+        """looks, rates, a, b or box."""
+        return self.part.partition("_")[0].rstrip("0123456789")
+
+    @property
+    def model(self) -> str:
+        """Of a sweep over rates, the part is named after it."""
+        named = self.part.partition("_")[2] if self.stage == "rates" else self.arm
+        return next((model for model in NAMES if named.startswith(model)), named)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return read_config(self.folder)
+
+    @property
+    def rate(self) -> float:
+        return self.config.training.learning_rate
+
+    @cached_property
+    def evaluation(self) -> Any:
+        return read_json(self.folder / "evaluation.json")
+
+    @cached_property
+    def environment(self) -> Any:
+        return read_json(self.folder / "environment.json")
+
+    @property
+    def tail(self) -> float:
+        """Accuracy on the held-out tail of the training text, which alone chooses forms and rates."""
+        return float(self.evaluation["accuracy"])
+
+    @property
+    def tokens(self) -> float:
+        read = read_json(self.folder / "tokens.json")["train"]
+        updates = max(row["step"] for row in read_metrics(self.folder / "metrics.jsonl"))
+        return float(updates * self.config.training.effective_batch_size * read["tokens"] / read["sequences"])
+
+    @property
+    def flops_per_token(self) -> float:
+        return flops_per_token(self.config)
+
+
+def flops_per_token(config: RunConfig) -> float:
+    """Of training."""
+    masked = config.data.masked_in_training * (1 - 2 / MEAN_LENGTH)  # [CLS] and [SEP] are never masked
+    return training_flops(model_config(config.model), ATTENDED, masked)
+
+
+def finished(folder: Path) -> list[Run]:
+    return [Run(path.parent) for path in sorted(folder.glob("*/*/seed-*/evaluation.json"))]
+
+
+def at_stage(runs: list[Run], stage: str) -> dict[str, dict[int, Run]]:
+    """By model and seed."""
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        if run.stage == stage:
+            found.setdefault(run.model, {})[run.seed] = run
+    return found
+
+
+# What follows ---------------------------------------------------------------------------------------------------------
+
+
+def right(runs: list[Run]) -> tuple[Any, Any]:
+    """(runs, sequences) tokens got right, and (sequences,) those asked for."""
+    totals = read_json(runs[0].folder.parents[2] / TOTALS)
+    return np.array([totals["correct"][run.key] for run in runs], dtype=float), np.array(totals["targets"], dtype=float)
+
+
+def ahead(ours: dict[int, Run], theirs: dict[int, Run]) -> dict[str, Any] | None:
+    """How many points ours is ahead, paired by the seeds that both have and by sequence."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return None
+    mine, targets = right([ours[seed] for seed in seeds])
+    gains = mine - right([theirs[seed] for seed in seeds])[0]
+    by_seed = (100 * gains.sum(axis=1) / targets.sum()).tolist()
+    drawn = seeds_and_sequences(gains, targets).on_scale(lambda fraction: 100 * fraction)
+    outcome = OUTCOMES[verdict(drawn)] if len(seeds) >= LEAST_SEEDS else "too few seeds"
+    return {
+        "mean": drawn.value,
+        "low": drawn.low,
+        "high": drawn.high,
+        "student": student(by_seed).as_json(),
+        "by_seed": by_seed,
+        "seeds": seeds,
+        "verdict": outcome,
+    }
+
+
+def budget_of(runs: dict[int, Run], speeds: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """One model after one budget: what it reached and what that took."""
+    seeds = sorted(runs)
+    one = runs[seeds[0]]
+    if one.stage == "rates":
+        text = one.evaluation["sets"][TEXT]
+        reached = Estimate(text["accuracy"], *text["accuracy_interval"])
+    else:
+        reached = seeds_and_sequences(*right([runs[seed] for seed in seeds]))
+    speed = speeds.get(one.model, {}).get("train")
+    return {
+        "accuracy": reached.as_json(),
+        "by_seed": [runs[seed].evaluation["sets"][TEXT]["accuracy"] for seed in seeds],
+        "tail": float(np.mean([runs[seed].tail for seed in seeds])),
+        "seeds": seeds,
+        "learning_rate": one.rate,
+        "tokens": one.tokens,
+        "training_flops": one.tokens * one.flops_per_token,
+        "training_minutes": None if speed is None else one.tokens / speed / 60,
+    }
+
+
+def speeds_of(bench: Path) -> dict[str, dict[str, float]]:
+    """Tokens per second by config: `train`, `inference`, and `inference after N` of fewer steps than all."""
+    found: dict[str, dict[str, float]] = {}
+    for row in read_json(bench)["rows"] if bench.exists() else []:
+        if "error" not in row and row["implementation"] == "pnn":
+            steps = row["name"].partition(", ")[2].partition(" ")[0]
+            kind = f"{row['what']} after {steps}" if steps else row["what"]
+            found.setdefault(row["config"], {})[kind] = row["tokens_per_second"]["median"]
+    return found
+
+
+def models_of(runs: list[Run], speeds: dict[str, dict[str, float]]) -> dict[str, dict[str, Any]]:
+    best = {model: {run.seed: run for run in [best_rate(found)]} for model, found in rates_of(runs).items()}
+    stages = {"one_epoch": best, **{stage: at_stage(runs, stage) for stage in ("a", "b", "box")}}
+    found: dict[str, dict[str, Any]] = {}
+    for model in NAMES:
+        budgets = {name: budget_of(stage[model], speeds) for name, stage in stages.items() if model in stage}
+        if budgets:
+            any_run = next(next(iter(stage[model].values())) for stage in stages.values() if model in stage)
+            found[model] = {
+                "name": NAMES[model],
+                "parameters": any_run.evaluation["parameters"],
+                "inference_tokens_per_second": speeds.get(model, {}).get("inference"),
+                "budgets": budgets,
+            }
+    return found
+
+
+def rates_of(runs: list[Run]) -> dict[str, list[Run]]:
+    """The runs of each model's search, in the order of their rates."""
+    found = {model: [run for run in runs if run.stage == "rates" and run.model == model] for model in NAMES}
+    return {model: sorted(mine, key=lambda run: run.rate) for model, mine in found.items() if mine}
+
+
+def rate_word(rate: float) -> str:
+    """5e-4 instead of 0.0005."""
+    return f"{rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
+def best_rate(found: list[Run]) -> Run:
+    return max(found, key=lambda run: run.tail)
+
+
+def steps_of(runs: list[Run], speeds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """One checkpoint as a dial: accuracy after each step that has a loss against measured speed, and BERT beside it."""
+    stage = next((stage for stage in ("b", "a") if OURS in at_stage(runs, stage)), None)
+    rows = []
+    for model in (OURS, "bert4", "bert12"):
+        run = at_stage(runs, stage).get(model, {}).get(0) if stage else None
+        if run is None:
+            continue
+        text, weights = run.evaluation["sets"][TEXT], run.config.model.get("step_weights")
+        last = text["num_steps"]
+        read = [step for step in range(1, last) if weights and weights[step - 1] > 0] if model == OURS else []
+        for step in [*read, last]:
+            kind = "inference" if step == last else f"inference after {step}"
+            ends = text["accuracy_by_step_interval"][step]
+            rows.append(
+                {
+                    "model": model,
+                    "steps": step,
+                    "accuracy": {"value": text["accuracy_by_step"][step], "interval": ends},
+                    "inference_tokens_per_second": speeds.get(model, {}).get(kind),
+                    "run": run.key,
+                }
+            )
+    return rows
+
+
+def departures_of(runs: list[Run]) -> list[str]:
+    """What is missing, or otherwise than the rules say."""
+    found = []
+    three = at_stage(runs, "a")
+    for model, wanted in SEEDS.items():
+        missing = sorted(set(range(wanted)) - three.get(model, {}).keys())
+        if missing:
+            found.append(f"(a): {NAMES[model]} lacks {'seed' if len(missing) == 1 else 'seeds'} {', '.join(map(str, missing))}")
+    found += [f"(b): {NAMES[model]} is missing" for model in (OURS, "bert4", "bert12") if model not in at_stage(runs, "b")]
+    for stage in ("rates", "a", "b"):
+        found += differing([run for run in runs if run.stage == stage], stage)
+    for model, tried in rates_of(runs).items():
+        rate, place = best_rate(tried).rate, tried.index(best_rate(tried))
+        if place in (0, len(tried) - 1):
+            edge = "lowest" if place == 0 else "highest"
+            found.append(f"rates: the best of {NAMES[model]}, {rate_word(rate)}, is the {edge} of the {len(tried)} tried")
+        for stage in ("a", "b"):
+            used = {run.rate for run in at_stage(runs, stage).get(model, {}).values()}
+            if used - {rate}:
+                others = ", ".join(map(rate_word, sorted(used)))
+                found.append(f"({stage}): {NAMES[model]} was trained at {others}, its best is {rate_word(rate)}")
+    return found
+
+
+def differing(runs: list[Run], stage: str) -> list[str]:
+    """Settings that should be one for all runs and are not, and code that is not one."""
+    found = []
+    free = {"training.seed", "training.learning_rate"}
+    for section in ("data", "training", "evaluation"):
+        settings = [run.config.to_dict()[section] for run in runs]
+        for key in settings[0] if settings else ():
+            if f"{section}.{key}" not in free and any(one[key] != settings[0][key] for one in settings):
+                found.append(f"({stage}): {section}.{key} is not the same for all runs")
+    codes = sorted(
+        {run.environment["git"]["commit"][:8] + (" with changes" if run.environment["git"]["changed"] else "") for run in runs}
+    )
+    sources = {run.environment.get("source_sha256", run.environment["git"]["commit"]) for run in runs}
+    if len(sources) > 1:
+        found.append(f"({stage}): the runs were made by {len(sources)} versions of the code ({', '.join(codes)})")
+    return found
+
+
+def metrics_of(runs: list[Run], speeds: dict[str, dict[str, float]], box: Path) -> dict[str, Any]:
+    """`box`: the evaluation of the model that is handed out, if there is one."""
+    three, ten = at_stage(runs, "a"), at_stage(runs, "b")
+    metrics: dict[str, Any] = {}
+    for rival, key in RIVALS.items():
+        gap = ahead(three.get(OURS, {}), three.get(rival, {}))
+        if gap is not None:
+            metrics[key] = gap
+    late = {rival: ahead(ten.get(OURS, {}), ten.get(rival, {})) for rival in ("bert12", "bert4")}
+    metrics["points_ahead_at_b"] = {rival: gap for rival, gap in late.items() if gap is not None}
+    for rival, gap in metrics["points_ahead_at_b"].items():
+        level = "held" if gap["mean"] >= -MAY_TRAIL else "lost"
+        gap["verdict"] = f"{level}: at most {MAY_TRAIL} points behind was asked for" if rival == "bert12" else "one seed"
+    if box.exists():
+        metrics["box_wikitext_valid"] = read_json(box)["sets"][TEXT]["accuracy"]
+    metrics["models"] = models_of(runs, speeds)
+    models = metrics["models"]
+    if OURS in models and "bert12" in models:
+        metrics["parameters_of_bert12"] = models[OURS]["parameters"] / models["bert12"]["parameters"]
+    metrics["rates"] = {model: {rate_word(run.rate): run.tail for run in mine} for model, mine in rates_of(runs).items()}
+    metrics["looks"] = {run.arm: run.tail for run in runs if run.stage == "looks"}
+    metrics["steps"] = steps_of(runs, speeds)
+    return metrics
