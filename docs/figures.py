@@ -41,7 +41,7 @@ def measure() -> None:
 
 def draw() -> None:
     runs = RUNS / "runs"
-    quickstart = {name: runs / "quickstart" / name for name in ("pnn", "bert")}
+    quickstart = {name: runs / "quickstart" / name for name in ("pnn", "rewrite", "bert")}
     configs = {name: read_json(run / "checkpoints" / "best" / "config.json") for name, run in quickstart.items()}
     evaluations = {name: read_json(run / "evaluation.json") for name, run in quickstart.items()}
     cycle = read_metrics(runs / "reorganised" / "metrics.jsonl")

@@ -35,6 +35,7 @@ NAMES = (
     "pnn_wikitext103",
     "quickstart_bert",
     "quickstart_pnn",
+    "quickstart_rewrite",
 )
 
 

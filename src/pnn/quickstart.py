@@ -1,7 +1,7 @@
-"""The main job at a small size: a PNN and a BERT baseline on the embedded corpus, evaluated, the PNN analysed, and a page
-about both.
+"""The main job at a small size: a PNN, its rewriting form and a BERT baseline on the embedded corpus, evaluated, the PNN
+analysed, and a page about all three.
 
-The two models train side by side, each in a process of its own with half of the cores. That takes as long as one after the
+The models train side by side, each in a process of its own with its share of the cores. That takes as long as one after the
 other with all cores (operations this small hardly spread over threads) and does not stall when something else wants a core:
 threads that wait for each other would, a hundredfold.
 """
@@ -20,7 +20,7 @@ from pnn.studies.registry import why_not
 from pnn.studies.run import analyse, open_run
 from pnn.training.jobs import Job, train_jobs
 
-MODELS = ("pnn", "bert")
+MODELS = ("pnn", "rewrite", "bert")
 
 
 def run_quickstart(folder: Path, settings: list[str]) -> tuple[dict[str, Evaluation], Path]:
@@ -30,7 +30,7 @@ def run_quickstart(folder: Path, settings: list[str]) -> tuple[dict[str, Evaluat
     for name, run in runs.items():
         check_free(run, configs[name], resume=(run / "config.yaml").exists())  # what is kept must be what is asked for
     if not all((run / "evaluation.json").exists() for run in runs.values()):
-        prepare(configs["pnn"].data, track)  # once, here: the text of both is the same
+        prepare(configs["pnn"].data, track)  # once, here: the text of all is the same
         updates = {name: config.training.max_steps or 0 for name, config in configs.items()}
         jobs = {name: Job(f"quickstart_{name}", settings, run, updates[name]) for name, run in runs.items()}
         train_jobs(jobs, at_once=len(jobs))

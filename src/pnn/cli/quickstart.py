@@ -11,12 +11,12 @@ from pnn.cli.options import Setting
 
 @app.command()
 def quickstart(
-    output: Annotated[Path, typer.Option(help="Folder for the two runs and the report.")] = Path("runs/quickstart"),
+    output: Annotated[Path, typer.Option(help="Folder for the three runs and the report.")] = Path("runs/quickstart"),
     settings: Setting = None,
 ) -> None:
-    """Train a small PNN and a BERT, evaluate both, write a report.
+    """Train two small PNNs and a BERT, evaluate them, write a report.
 
-    Both learn the embedded corpus. It takes a few minutes on a laptop.
+    All learn the embedded corpus. It takes a few minutes on a laptop.
 
     Example: pnn quickstart
     """

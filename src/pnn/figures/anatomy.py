@@ -31,7 +31,9 @@ class Anatomy:
 def anatomy(config: Json) -> Anatomy:
     kind = of_result(config)
     if kind.has_steps:
-        return Anatomy(tuple(config.get("schedule") or [0] * config["num_steps"]), kind.block)
+        rule = config.get("update", "gated")  # the paper's goes without saying
+        block = kind.block if rule == "gated" else f"{rule} {kind.block}"
+        return Anatomy(tuple(config.get("schedule") or [0] * config["num_steps"]), block)
     if kind.ours and kind.masked:
         return Anatomy(tuple(range(config["num_hidden_layers"])), kind.block)
     known = ", ".join(one.model_type for one in OURS if one.masked)
