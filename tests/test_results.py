@@ -44,7 +44,7 @@ def test_a_task_that_lacks_a_model_counts_in_no_mean(capsys):
     collect = script("glue/collect")
     one = {"score": 0.5, "score_interval": [0.4, 0.6], "score_std": None, "score_is": "dev accuracy"}
     one |= {"data": {"examples": {"train": 9}}, "baselines": {name: {"score": 0.25} for name in ("majority", "bag_of_words")}}
-    everyone = dict.fromkeys(collect.MODELS, one)
+    everyone = dict.fromkeys(("pnn", "pnn_rewrite", "bert4"), one)
     assert "mean" not in collect.table({"cola": {"pnn": one}, "rte": {"bert": one}})
     assert "cola lacks a model" in capsys.readouterr().err
     table = collect.table({"cola": everyone, "wnli": everyone, "rte": {"pnn": one}})
@@ -69,6 +69,31 @@ def test_glue_results_keep_their_keys(tmp_path, monkeypatch, data):
     collect.copy_in(runs)
     assert collect.results()["cola"]["pnn"] == {"data": {"source": "DATA/glue", "examples": {"train": 24}}}
     assert "tokenizer: DATA/vocab.txt" in (tmp_path / "measured" / "pnn" / "config.yaml").read_text()
+
+
+def test_models_of_another_question_get_tables_of_their_own(tmp_path, monkeypatch):
+    """And of equals each is best, not the first."""
+    collect, folder, runs = script("glue/collect"), tmp_path / "downstream", tmp_path / "runs"
+    shutil.copytree(ROOT / "downstream", folder)
+    baselines = {name: {"score": 0.25} for name in ("majority", "bag_of_words")}
+    one = {"score": 0.5, "score_interval": [0.4, 0.6], "score_std": None, "score_is": "dev accuracy", "baselines": baselines}
+    one |= {"data": {"examples": {"train": 9}}, "seeds": [{"seed": 0}]}
+    config = "model: {type: pnn}\ndata: {train: /tokens/wiki}\nevaluation: {sets: {wikitext_tokens: {source: /tokens/valid}}}\n"
+    for model in ("pnn_rewrite", "bert4"):
+        write(runs / model / "evaluation.json", {"accuracy": 0.5, "loss": 1.0, "parameters": 9, "source": "/tokens/wiki"})
+        (runs / model / "config.yaml").write_text(config)
+        steps = {"score_by_step": [0.1, 0.3, 0.5]} if model == "pnn_rewrite" else {}
+        write(runs / f"{model}-glue" / "cola" / "result.json", one | steps)
+        for place in (model, f"{model}-glue/cola"):
+            write(runs / place / "environment.json", {"git": {"commit": "0123", "changed": False}})
+    monkeypatch.setattr("sys.argv", ["collect.py", str(runs), str(folder)])
+    collect.main()
+    result = json.loads((folder / "result.json").read_text())
+    assert result["answer"] == "of 1 tasks: PNN-rewrite best on 1, mean 50.0, BERT-4 best on 1, mean 50.0"
+    page = (folder / "README.md").read_text()
+    assert "| cola | 10.0 | 30.0 | 50.0 |" in page
+    assert "Not measured yet" not in page
+    assert "/tokens" not in "".join(path.read_text() for path in folder.rglob("*.*") if path.is_file())
 
 
 FILES = {"evaluation.json": {}, "summary.json": {}, "study.json": {}, "analysis/convergence.json": {"source": "x"}}

@@ -1,6 +1,8 @@
 """From pretrained and fine-tuned runs to measured/, result.json and the table of README.md.
 
-python results/glue/collect.py [RUNS]      # RUNS: folders MODEL (pretrained), MODEL-glue, MODEL-superglue to copy in
+python results/glue/collect.py [RUNS [FOLDER]]      # RUNS: folders MODEL (pretrained), MODEL-glue, MODEL-superglue to copy in
+
+FOLDER has measured/, README.md and result.json; results/downstream is another one than this.
 """
 
 from __future__ import annotations
@@ -15,16 +17,25 @@ from pnn.runs import check_commit, read_config, read_json
 HERE = Path(__file__).parent
 KEPT = ("score", "score_interval", "score_std", "learning_rate", "score_by_step", "baselines")
 MEASURED = HERE / "measured"
-MODELS = {"pnn": "PNN", "pnn_tied": "PNN, tied head", "bert": "BERT, 12 layers"}
+MODELS = {
+    "pnn": "PNN",
+    "pnn_tied": "PNN, tied head",
+    "bert": "BERT, 12 layers",
+    "pnn_rewrite": "PNN-rewrite",
+    "bert4": "BERT-4",
+    "bert12": "BERT-12",
+}
 
 
-def copy_in(runs: Path) -> None:
+def copy_in(runs: Path, measured: Path | None = None) -> None:
     for model in MODELS:
         run = runs / model
         if not (run / "evaluation.json").exists():
             continue
-        data = read_config(run).data
+        config = read_config(run)
+        data, sets = config.data, config.evaluation.sets
         places = {Path(data.tokenizer).parent: "DATA", Path(data.prepared).parent: "RUNS", runs: "RUNS"}
+        tokens = {data.train: "TOKENS", **{one.source: "WIKITEXT" for one in sets.values()}}  # of runs that read shards
         paths = [run / name for name in ("config.yaml", "environment.json", "evaluation.json")]
         for benchmark in ("glue", "superglue"):
             tuned = runs / f"{model}-{benchmark}"
@@ -33,28 +44,34 @@ def copy_in(runs: Path) -> None:
             check_commit(folder)
         for path in paths:
             if path.exists():
-                target = MEASURED / path.relative_to(runs)
+                target = (measured or MEASURED) / path.relative_to(runs)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 text = path.read_text(encoding="utf-8")
                 for place, name in places.items():
                     if place != Path():  # with the slash: a folder called data must not rename the keys that are called so
                         text = text.replace(f"{place}/", f"{name}/")
+                for whole, name in tokens.items():
+                    text = text.replace(whole, name) if Path(whole).is_absolute() else text
                 write_text(target, text)
 
 
-def results() -> dict[str, dict[str, Any]]:
+def results(measured: Path | None = None) -> dict[str, dict[str, Any]]:
     """Every task's result by model. RTE is in both benchmarks with one training set: it counts once, as GLUE's."""
     found: dict[str, dict[str, Any]] = {}
     for model in MODELS:
         for benchmark in ("glue", "superglue"):
-            for path in sorted((MEASURED / f"{model}-{benchmark}").glob("*/result.json")):
+            for path in sorted(((measured or MEASURED) / f"{model}-{benchmark}").glob("*/result.json")):
                 if path.parent.name != "superglue_rte":
                     found.setdefault(path.parent.name, {})[model] = read_json(path)
     return found
 
 
+def present(found: dict[str, dict[str, Any]]) -> list[str]:
+    return [model for model in MODELS if any(model in by_model for by_model in found.values())]
+
+
 def table(found: dict[str, dict[str, Any]]) -> str:
-    models = [model for model in MODELS if any(model in by_model for by_model in found.values())]
+    models = present(found)
     lines = ["| task | metric | examples | majority | bag of words | " + " | ".join(MODELS[model] for model in models) + " |"]
     lines.append("|---" * (5 + len(models)) + "|")
     for task, by_model in found.items():
@@ -105,25 +122,29 @@ def _cell(one: dict[str, Any] | None) -> str:
 
 def answer(found: dict[str, dict[str, Any]]) -> str:
     """One sentence: who is ahead on how many tasks, and by how much on average."""
-    tasks = [by_model for by_model in found.values() if all(model in by_model for model in MODELS)]
+    models = present(found)
+    tasks = [by_model for by_model in found.values() if all(model in by_model for model in models)]
     if not tasks:
         return "no task has all models yet"
-    best = {model: sum(max(one, key=lambda name: one[name]["score"]) == model for one in tasks) for model in MODELS}
-    means = {model: 100 * sum(one[model]["score"] for one in tasks) / len(tasks) for model in MODELS}
-    return f"of {len(tasks)} tasks: " + ", ".join(f"{MODELS[m]} best on {best[m]}, mean {means[m]:.1f}" for m in MODELS)
+    highest = [max(one[model]["score"] for model in models) for one in tasks]  # of equals, each is best
+    best = {m: sum(one[m]["score"] == top for one, top in zip(tasks, highest, strict=True)) for m in models}
+    means = {model: 100 * sum(one[model]["score"] for one in tasks) / len(tasks) for model in models}
+    return f"of {len(tasks)} tasks: " + ", ".join(f"{MODELS[m]} best on {best[m]}, mean {means[m]:.1f}" for m in models)
 
 
 def main() -> None:
+    here = Path(sys.argv[2]) if len(sys.argv) > 2 else HERE
+    measured = here / "measured"
     if len(sys.argv) > 1:
-        copy_in(Path(sys.argv[1]).resolve())
-    found = results()
+        copy_in(Path(sys.argv[1]).resolve(), measured)
+    found = results(measured)
     pretrained = {
-        model: {key: read_json(MEASURED / model / "evaluation.json")[key] for key in ("accuracy", "loss", "parameters")}
+        model: {key: read_json(measured / model / "evaluation.json")[key] for key in ("accuracy", "loss", "parameters")}
         for model in MODELS
-        if (MEASURED / model / "evaluation.json").exists()
+        if (measured / model / "evaluation.json").exists()
     }
     write_json(
-        HERE / "result.json",
+        here / "result.json",
         {
             "question": "What is an encoder that refines worth downstream, beside BERT at equal tokens?",
             "protocol": "pretrained on the same lines in the same order; dev sets; best of the epochs; learning rate chosen "
@@ -137,11 +158,12 @@ def main() -> None:
                 {seed["seed"] for by_model in found.values() for one in by_model.values() for seed in one["seeds"]}
             ),
             "answer": answer(found),
-            "command": "results/glue/run.sh DATA RUNS; python results/glue/collect.py RUNS",
+            "command": f"results/{here.resolve().name}/run.sh DATA RUNS; python results/glue/collect.py RUNS"
+            + ("" if here == HERE else f" results/{here.resolve().name}"),
         },
     )
-    write_between(HERE / "README.md", "table", table(found))
-    write_between(HERE / "README.md", "steps", steps(found))
+    write_between(here / "README.md", "table", table(found))
+    write_between(here / "README.md", "steps", steps(found))
     print(table(found))
 
 
