@@ -204,9 +204,9 @@ def test_parts_come_one_after_another(collect, put, tmp_path):
         put("rates_pnn_rewrite", f"learning_rate={rate:g}", 0, points, rate=rate)
     put("rates_pnn_rewrite_more", "learning_rate=4e-3", 0, 3.0, rate=4e-3)
     first = result(collect)
-    assert list(first["metrics"]["rates"]["pnn_rewrite"]) == ["5e-4", "1e-3", "2e-3", "4e-3"]
+    assert list(first["metrics"]["rates"]["pnn_rewrite"]["learned"]) == ["5e-4", "1e-3", "2e-3", "4e-3"]
     assert first["metrics"]["models"]["pnn_rewrite"]["budgets"]["one_epoch"]["learning_rate"] == 4e-3
-    assert "rates: the best of PNN-rewrite, 4e-3, is the highest of the 4 tried" in first["departures"]
+    assert "rates: 4e-3, the best of PNN-rewrite, is the highest of the 4 tried" in first["departures"]
     assert "points_ahead_of_bert4" not in first["metrics"]
     assert first["answer"].startswith("No run of (a)")
     shutil.rmtree(tmp_path / "runs")
@@ -234,6 +234,7 @@ def test_parts_come_one_after_another(collect, put, tmp_path):
 def test_the_box_and_no_path_of_the_machine(collect, put, tmp_path):
     run = put("a5", "pnn_rewrite", 0)
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("train: synthetic", "train: /home/me/tokens"))
+    edit(run / "evaluation.json", lambda found: found | {"source": "/home/me/text/part-0*.txt.xz"})
     (tmp_path / "models" / "pnn-base").mkdir(parents=True)
     box = {"sets": {"wikitext_tokens": {"accuracy": 0.512}}}
     (tmp_path / "models" / "pnn-base" / "evaluation.json").write_text(json.dumps(box))
@@ -268,5 +269,5 @@ def test_what_a_sweep_leaves_is_found(collect, configs, tmp_path):
     }
     apart = 100 * (measured["pnn_rewrite"] - measured["bert4"])
     assert found["points_ahead_of_bert4"]["mean"] == pytest.approx(apart)
-    assert set(found["rates"]["pnn_rewrite"]) == {"5e-4", "2e-3"}
+    assert set(found["rates"]["pnn_rewrite"]["learned"]) == {"5e-4", "2e-3"}
     assert (collect.HERE / "figures" / "pareto.png").exists()

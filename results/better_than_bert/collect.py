@@ -25,6 +25,7 @@ from comparison import (
     finished,
     flops_per_token,
     metrics_of,
+    positions_of,
     rate_word,
     rates_of,
     speeds_of,
@@ -35,6 +36,7 @@ from pnn.figures.pareto import Point, pareto
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
 from pnn.numbers import estimate, interval, per_cent, short_count, written
+from pnn.results import texts_of
 from pnn.runs import BY_SEQUENCE, check_commit, read_config, read_json
 
 HERE = Path(__file__).parent
@@ -67,6 +69,7 @@ def copy_in(runs: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         data, sets = run.config.data, run.config.evaluation.sets
         places = {data.train: "TOKENS", sets[TEXT].source: "WIKITEXT", data.prepared: "prepared"}
+        places |= {one["source"]: f"DATA/{Path(one['source']).name}" for one in texts_of(run.evaluation).values()}
         for name in FILES:
             text = (run.folder / name).read_text(encoding="utf-8")
             if name == "tokens.json":  # the folder's name is enough
@@ -119,12 +122,13 @@ def rates_table(runs: list[Run]) -> str:
     rates = sorted({run.rate for mine in found.values() for run in mine})
     lines = []
     for model, mine in found.items():
-        by_rate = {run.rate: run for run in mine}
-        cells = [per_cent(by_rate[rate].tail) if rate in by_rate else "" for rate in rates]
-        best = best_rate(mine).rate
-        cells[rates.index(best)] = f"**{cells[rates.index(best)]}**"
-        lines.append(f"| {NAMES[model]} | {' | '.join(cells)} |")
-    return or_nothing(f"| model, on the tail | {' | '.join(map(rate_word, rates))} |", lines)
+        for kind in positions_of(mine):
+            by_rate = {run.rate: run for run in mine if run.positions == kind}
+            cells = [per_cent(by_rate[rate].tail) if rate in by_rate else "" for rate in rates]
+            best = rates.index(best_rate(list(by_rate.values())).rate)
+            cells[best] = f"**{cells[best]}**"
+            lines.append(f"| {NAMES[model]} | {kind} | {' | '.join(cells)} |")
+    return or_nothing(f"| model, on the tail | positions | {' | '.join(map(rate_word, rates))} |", lines)
 
 
 def ahead_table(metrics: dict[str, Any]) -> str:

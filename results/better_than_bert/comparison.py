@@ -27,6 +27,7 @@ NAMES = {
 }
 SEEDS = {OURS: 5, "bert4": 5, "pnn_gateless": 3, "bert12": 3, "pnn_paper": 1}  # of (a)
 RIVALS = {"bert12": "points_ahead_of_bert12", "bert4": "points_ahead_of_bert4", "pnn_gateless": "points_ahead_of_gateless"}
+OF_FORM = {"base": OURS, "rotary": OURS}  # looks at the form that is compared, with either kind of positions
 LEAST_SEEDS = 3  # for a verdict
 MAY_TRAIL = 0.5  # points that PNN may be behind BERT-12 at (b)
 OUTCOMES = {SUPPORTED: "won", NOT_SUPPORTED: "lost", UNDECIDED: "undecided"}
@@ -58,14 +59,19 @@ class Run:
 
     @property
     def stage(self) -> str:
-        """looks, rates, a, b or box."""
-        return self.part.partition("_")[0].rstrip("0123456789")
+        """looks, a, b, box, or rates: any other part is a single epoch of one model."""
+        named = self.part.rstrip("0123456789")
+        return named if named in ("looks", "a", "b", "box") else "rates"
 
     @property
     def model(self) -> str:
         """Of a sweep over rates, the part is named after it."""
-        named = self.part.partition("_")[2] if self.stage == "rates" else self.arm
+        named = self.part.removeprefix("rates_") if self.stage == "rates" else OF_FORM.get(self.arm, self.arm)
         return next((model for model in NAMES if named.startswith(model)), named)
+
+    @property
+    def positions(self) -> str:
+        return str(self.config.model.get("positions", "learned"))
 
     @cached_property
     def config(self) -> RunConfig:
@@ -152,7 +158,7 @@ def budget_of(runs: dict[int, Run], speeds: dict[str, dict[str, float]]) -> dict
     """One model after one budget: what it reached and what that took."""
     seeds = sorted(runs)
     one = runs[seeds[0]]
-    if one.stage == "rates":
+    if one.stage in ("rates", "looks"):
         text = one.evaluation["sets"][TEXT]
         reached = Estimate(text["accuracy"], *text["accuracy_interval"])
     else:
@@ -199,14 +205,18 @@ def models_of(runs: list[Run], speeds: dict[str, dict[str, float]]) -> dict[str,
 
 
 def rates_of(runs: list[Run]) -> dict[str, list[Run]]:
-    """The runs of each model's search, in the order of their rates."""
-    found = {model: [run for run in runs if run.stage == "rates" and run.model == model] for model in NAMES}
+    """All single epochs of each model, in the order of their rates."""
+    found = {model: [run for run in runs if run.stage in ("rates", "looks") and run.model == model] for model in NAMES}
     return {model: sorted(mine, key=lambda run: run.rate) for model, mine in found.items() if mine}
 
 
 def rate_word(rate: float) -> str:
     """5e-4 instead of 0.0005."""
     return f"{rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
+
+
+def positions_of(runs: list[Run]) -> list[str]:
+    return sorted({run.positions for run in runs})
 
 
 def best_rate(found: list[Run]) -> Run:
@@ -245,16 +255,19 @@ def departures_of(runs: list[Run]) -> list[str]:
     three = at_stage(runs, "a")
     for model, wanted in SEEDS.items():
         missing = sorted(set(range(wanted)) - three.get(model, {}).keys())
-        if missing:
+        if len(missing) == wanted:
+            found.append(f"(a): {NAMES[model]} is missing")
+        elif missing:
             found.append(f"(a): {NAMES[model]} lacks {'seed' if len(missing) == 1 else 'seeds'} {', '.join(map(str, missing))}")
     found += [f"(b): {NAMES[model]} is missing" for model in (OURS, "bert4", "bert12") if model not in at_stage(runs, "b")]
     for stage in ("rates", "a", "b"):
         found += differing([run for run in runs if run.stage == stage], stage)
     for model, tried in rates_of(runs).items():
-        rate, place = best_rate(tried).rate, tried.index(best_rate(tried))
-        if place in (0, len(tried) - 1):
-            edge = "lowest" if place == 0 else "highest"
-            found.append(f"rates: the best of {NAMES[model]}, {rate_word(rate)}, is the {edge} of the {len(tried)} tried")
+        rate, rates = best_rate(tried).rate, sorted({run.rate for run in tried})
+        if rate in (rates[0], rates[-1]):
+            edge = "lowest" if rate == rates[0] else "highest"
+            which = "only one tried" if len(rates) == 1 else f"{edge} of the {len(rates)} tried"
+            found.append(f"rates: {rate_word(rate)}, the best of {NAMES[model]}, is the {which}")
         for stage in ("a", "b"):
             used = {run.rate for run in at_stage(runs, stage).get(model, {}).values()}
             if used - {rate}:
@@ -300,7 +313,10 @@ def metrics_of(runs: list[Run], speeds: dict[str, dict[str, float]], box: Path) 
     models = metrics["models"]
     if OURS in models and "bert12" in models:
         metrics["parameters_of_bert12"] = models[OURS]["parameters"] / models["bert12"]["parameters"]
-    metrics["rates"] = {model: {rate_word(run.rate): run.tail for run in mine} for model, mine in rates_of(runs).items()}
+    metrics["rates"] = {
+        model: {kind: {rate_word(run.rate): run.tail for run in mine if run.positions == kind} for kind in positions_of(mine)}
+        for model, mine in rates_of(runs).items()
+    }
     metrics["looks"] = {run.arm: run.tail for run in runs if run.stage == "looks"}
     metrics["steps"] = steps_of(runs, speeds)
     return metrics

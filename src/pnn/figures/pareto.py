@@ -39,7 +39,7 @@ def pareto(points: Sequence[Point], old: Sequence[Point], costs: Mapping[str, st
         for family, shape in OLD.items():
             at, values = _of(family, [point for point in placed if point in old], cost)
             dots(axes, at, values, CONTROL, marker=shape, ms=4, mfc="white", elinewidth=0.0, capsize=0)
-        for model in models:
+        for model in reversed(models):  # the first lies on top
             at, values = _of(model, [point for point in placed if point in points], cost)
             line(axes, at, values, colour[model], marker=marker[model], lw=1.0)
         axes.set_xlabel(label)
