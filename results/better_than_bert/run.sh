@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One part of the comparison. Usage: results/better_than_bert/run.sh PART TOKENS WIKITEXT RUNS [pnn sweep arguments]
-# PART: looks, rates, speeds, a or b. TOKENS and WIKITEXT: folders of token shards (README.md beside). Every part but speeds is a sweep: stopped,
-# the same command goes on. Before `a` each config holds its model's best rate.
+# PART: looks, rates, speeds, a or b. TOKENS and WIKITEXT: folders of token shards (README.md beside). Every part but speeds is a
+# sweep: stopped, the same command goes on. Before `a` each config holds its model's best rate.
 set -euo pipefail
 part=$1 tokens=$2 wikitext=$3 runs=$4
 shift 4

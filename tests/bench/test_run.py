@@ -52,6 +52,12 @@ def rows_by_name(result):
     return {(row["what"], row["name"]): row for row in result["rows"]}
 
 
+def test_only_steps_that_can_be_read_are_timed(tiny_config):
+    weighted = {"schedule": [0, 1, 0, 1], "step_weights": [0, 0.3, 0, 0.7]}
+    run = load_config(str(tiny_config("pnn", model=weighted)))
+    assert [name for name, _ in bench_run.inference_rows(run, [], BRIEF)] == ["pnn", "pnn, 2 steps"]
+
+
 def test_the_file_holds_what_the_contract_says(pair, tmp_path):
     runs = [load_config(str(path)) for path in pair]
     out = tmp_path / "new" / "train.json"

@@ -110,7 +110,9 @@ def training_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
 def inference_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
     yield training.row_name(run), partial(inference.inference_row, run, budget)
     if run.kind.type == "pnn":
-        for steps in range(1, model_config(run.model).num_steps):
+        config = model_config(run.model)
+        weights = config.step_weights or [1.0] * config.num_steps
+        for steps in (step for step in range(1, config.num_steps) if weights[step - 1] > 0):  # those with a loss can be read
             yield f"pnn, {steps} step{'' if steps == 1 else 's'}", partial(inference.inference_row, run, budget, steps)
         if "naive" in against and training.row_name(run) == "pnn":
             yield "naive pnn", partial(inference.naive_inference_row, run, budget)
