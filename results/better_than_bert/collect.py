@@ -21,6 +21,7 @@ from comparison import (
     TOTALS,
     Run,
     best_rate,
+    box_of,
     departures_of,
     finished,
     flops_per_token,
@@ -79,8 +80,9 @@ def copy_in(runs: Path) -> None:
             write_text(target / name, text)
     if totals["correct"]:
         write_text(MEASURED / TOTALS, json.dumps(totals, separators=(",", ":")) + "\n")
-    if (runs / "speeds.json").exists():
-        write_json(MEASURED / "speeds.json", read_json(runs / "speeds.json"))
+    for name in ("speeds.json", "box.json"):  # of `pnn bench`, and of `pnn evaluate models/pnn-base --data WIKITEXT --json`
+        if (runs / name).exists():
+            write_json(MEASURED / name, read_json(runs / name))
 
 
 def add_totals(totals: dict[str, Any], run: Run) -> None:
@@ -102,7 +104,7 @@ FIGURE = (
     "![Accuracy on WikiText-103 valid against tokens, parameters, FLOPs, minutes and inference speed](figures/pareto.png)\n"
     "*Accuracy against five costs, after one, three and ten epochs. Up and left is better; for inference, up and right. "
     "Whiskers are 95 % intervals. Grey: the committed runs of the paper's recipe ([147M tokens](../short_budget/README.md), "
-    "[up to 1,181M](../pnn_paper_protocol/README.md)).*"
+    "[up to 1,181M](../pnn_paper_protocol/README.md)).*\n"
 )
 
 
@@ -237,8 +239,8 @@ def main() -> None:
     if len(sys.argv) > 1:
         copy_in(Path(sys.argv[1]))
     runs = finished(MEASURED)
-    box = ROOT / "models" / "pnn-base" / "evaluation.json"
-    metrics, departures = metrics_of(runs, speeds_of(MEASURED / "speeds.json"), box), departures_of(runs)
+    speeds, box = speeds_of(MEASURED / "speeds.json"), box_of(runs, MEASURED / "box.json")
+    metrics, departures = metrics_of(runs, speeds, box), departures_of(runs)
     write_json(
         HERE / "result.json",
         {
