@@ -295,7 +295,7 @@ def differing(runs: list[Run], stage: str) -> list[str]:
 
 
 def box_of(runs: list[Run], printed: Path) -> float | None:
-    """The accuracy of the model that is handed out: of the run in the part box, or what `pnn evaluate … --json` printed of it."""
+    """The accuracy of the model in the box: of the run in the part box, or what `pnn evaluate … --json` printed of it."""
     run = at_stage(runs, "box").get(OURS, {}).get(0)
     if run is not None:
         return float(run.evaluation["sets"][TEXT]["accuracy"])
