@@ -85,6 +85,12 @@ def model(request, built):
     return built(request.param)
 
 
+@pytest.fixture
+def precise(model):
+    """In double precision: in fp32 some CPUs add up products of other shapes in another order, by more than 1e-6."""
+    return copy.deepcopy(model).double()
+
+
 @pytest.fixture(scope="session", params=[name for name in BUILDERS if name not in ENCODERS])
 def decoder(request, built):
     return built(request.param)
