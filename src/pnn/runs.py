@@ -29,6 +29,10 @@ FREE_ON_RESUME = {
     "evaluation.batch_tokens",
 }
 AVERAGE = "checkpoints/average"  # in a run folder: its averaged weights, where it kept any
+ENVIRONMENT = {
+    "hardware": ("gpus", "cpu", "threads"),
+    "versions": ("torch", "transformers"),
+}  # what is read of environment.json
 TRAINING_STATE = ("optimizer.safetensors", "trainer_state.json")  # of a checkpoint: read by nothing but --resume
 
 
@@ -135,14 +139,19 @@ def verify_checkpoint(folder: Path) -> None:
 
 
 def _verify(folder: Path, leave_out: tuple[str, ...] = ()) -> None:
-    """Folders of other origin, without checksums, pass."""
+    """Folders of other origin, without checksums, pass. Weights that a listing leaves out are not checked by it."""
     listing = folder / "checksums.json"
     if not listing.exists():
         return
     try:
         expected = json.loads(listing.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{listing} is damaged: the checkpoint cannot be trusted") from None
+        expected = None
+    if not isinstance(expected, dict) or not all(isinstance(digest, str) for digest in expected.values()):
+        raise UserError(f"{listing} is damaged: the checkpoint cannot be trusted")
+    unlisted = sorted({path.name for path in folder.glob("*.safetensors")} - expected.keys() - {*leave_out})
+    if unlisted:
+        raise UserError(f"{listing} does not list {unlisted[0]}: the checkpoint cannot be trusted")
     for name, digest in expected.items():
         if name in leave_out:
             continue
@@ -152,9 +161,21 @@ def _verify(folder: Path, leave_out: tuple[str, ...] = ()) -> None:
             raise UserError(f"{folder / name} does not match its checksum: the checkpoint is damaged")
 
 
+def read_environment(run: Path) -> dict[str, Any]:
+    path = run / "environment.json"
+    found = read_json(path)
+    try:
+        for section, keys in ENVIRONMENT.items():
+            for key in keys:
+                found[section][key]
+    except (KeyError, TypeError):
+        raise UserError(f"{path} does not say what the run was made with: remove it to go on without") from None
+    return found
+
+
 def check_commit(run: Path) -> None:
     """Refuse a run that cannot say which code made it: its numbers are not to be published."""
-    if not read_json(run / "environment.json").get("git"):
+    if not read_environment(run).get("git"):
         raise UserError(
             f"{run}: its environment.json names no commit, so nobody could make its numbers again: "
             "`make stamp` before the code is copied to another machine, then train there"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 
 def fails(pnn_command, *arguments, says: tuple[str, ...]) -> str:
@@ -175,6 +176,51 @@ def test_every_file_that_is_loaded_is_compared_with_its_checksum(pnn_command, tr
     shutil.copytree(trained_run, run, symlinks=True)
     damage((run / "checkpoints" / "best").resolve(), "flipped byte", file)
     fails(pnn_command, "fill", run, "the [MASK] sleeps .", says=(file, "does not match its checksum"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe", b"{", b"[]", b"7", b"{}", b'{"step": "ten"}', {"step": None}, {"text": []}, {"best_loss": "low"}],
+)
+def test_a_state_of_training_that_says_nothing(pnn_command, trained_run, tiny_config, tmp_path, content):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    last = (run / "checkpoints" / "last").resolve()
+    (last / "checksums.json").unlink()
+    state = last / "trainer_state.json"
+    if isinstance(content, dict):  # one thing is wrong
+        content = json.dumps(json.loads(state.read_text()) | content).encode()
+    state.write_bytes(content)
+    resumed = tiny_config(name="tiny", training={"max_steps": 20})
+    wrong = "no longer what it was trained on" if b'"text": []' in content else "trainer_state.json"
+    fails(pnn_command, "train", resumed, "--output", run, "--resume", says=(wrong,))
+
+
+def test_weights_that_are_not_numbers(pnn_command, trained_run, tiny_config, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    for folder in {(run / "checkpoints" / name).resolve() for name in ("best", "last")}:
+        (folder / "checksums.json").unlink()
+        weights = load_file(folder / "model.safetensors")
+        next(iter(weights.values())).view(-1)[0] = float("nan")
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    fails(pnn_command, "evaluate", run, says=("not finite",))
+    resumed = tiny_config(name="tiny", training={"max_steps": 20})
+    fails(pnn_command, "train", resumed, "--output", run, "--resume", says=("not finite",))
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"hardware": 3, "versions": {}}', '{"hardware": {"gpus": []}, "versions": {}}']
+)
+def test_an_environment_that_says_too_little(pnn_command, trained_run, tiny_config, tmp_path, monkeypatch, content):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    (run / "environment.json").write_text(content)
+    fails(pnn_command, "export", run, "--output", tmp_path / "out", says=("environment.json", "remove it"))
+    assert not (tmp_path / "out").exists()
+    monkeypatch.delenv("OMP_NUM_THREADS")  # then a run is gone on with in as many threads as it had
+    resumed = tiny_config(name="tiny", training={"max_steps": 20})
+    fails(pnn_command, "train", resumed, "--output", run, "--resume", says=("environment.json",))
 
 
 def test_a_checkpoint_of_another_architecture(pnn_command, trained_run, tmp_path):

@@ -3,10 +3,12 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
 import pnn
 from pnn.data.tokenizers import of_synthetic_language
@@ -118,6 +120,76 @@ def test_code_beside_a_model_is_not_named_by_what_is_made_from_it(folders, tmp_p
     for number, load in enumerate((WAYS[1], WAYS[-1])):
         load(folder).save_pretrained(tmp_path / str(number))
         assert "auto_map" not in (tmp_path / str(number) / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("listing", "says"),
+    [
+        ([], "is damaged"),
+        (7, "is damaged"),
+        ({"model.safetensors": 7}, "is damaged"),
+        ({}, "does not list model.safetensors"),
+        ({"config.json": "0" * 64}, "does not list model.safetensors"),
+    ],
+)
+def test_checksums_that_check_nothing_are_not_trusted(folders, tmp_path, listing, says):
+    folder = shutil.copytree(folders / "pnn", tmp_path / "model")
+    (folder / "checksums.json").write_text(json.dumps(listing))
+    with pytest.raises(UserError, match=f"^{re.escape(str(folder))}/checksums.json {says}"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"attn_implementation": "flash_attention_3"},
+        {"attn_implementation": "no_such_attention"},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+    ],
+)
+@pytest.mark.parametrize("name", ["pnn", "bert"])
+def test_what_a_config_asks_for_and_is_not_installed_is_told(folders, tmp_path, name, more):
+    folder = shutil.copytree(folders / name, tmp_path / "model")
+    _change(folder / "config.json", more)
+    with pytest.raises(UserError, match=f"^{re.escape(str(folder))}: cannot load a masked language model "):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("wanted", ["kernels-community/flash-attn", {"": "someone/their-code"}])
+def test_attention_from_the_hub_is_code_of_others(folders, tmp_path, wanted):
+    folder = shutil.copytree(folders / "bert", tmp_path / "model")
+    _change(folder / "config.json", {"attn_implementation": wanted})
+    with pytest.raises(UserError, match="asks for code of others"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("load", WAYS)
+def test_an_index_that_names_a_pickle_is_refused_by_name(folders, tmp_path, load):
+    folder = shutil.copytree(folders / "pnn", tmp_path / "model")
+    weights = {key: "model.bin" for key in load_file(folder / "model.safetensors")}
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "model.bin")
+    for name, config in (("model", {}), ("other", {"transformers_weights": "other.safetensors.index.json"})):
+        (folder / f"{name}.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+        _change(folder / "config.json", config)
+        with pytest.raises(UserError, match=rf"{name}.safetensors.index.json names model.bin: weights are read"):
+            load(folder)
+        (folder / f"{name}.safetensors.index.json").unlink()
+
+
+@pytest.mark.parametrize("load", WAYS)
+def test_weights_that_are_not_numbers_are_told(folders, tmp_path, load):
+    folder = shutil.copytree(folders / "pnn", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["encoder.embeddings.token.weight"][3, 1] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"encoder.embeddings.token.weight holds values that are not finite"):
+        load(folder)
+
+
+def _change(file: Path, values: dict) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def test_a_language_model_is_asked_for_and_another_is_named(folders):

@@ -21,7 +21,7 @@ from pnn.numbers import bare_per_cent, interval, per_cent, points
 from pnn.plasticity.heads import heads, original_counts
 from pnn.plasticity.models import HISTORY, Plastic
 from pnn.results import Evaluation, TunedTask, texts_of
-from pnn.runs import AVERAGE, is_cycle, read_config, read_json
+from pnn.runs import AVERAGE, is_cycle, read_config, read_environment, read_json
 
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for what is no matrix of a block)"}
 
@@ -62,7 +62,7 @@ class Known:
         self.tuned: TunedTask | None = (
             self._read("result.json") if (run is not None and (run / "finetune.json").exists()) else None
         )
-        self.environment = self._read("environment.json")
+        self.environment = read_environment(run) if run is not None and (run / "environment.json").exists() else None
         self.plasticity: Cycle | Changes | None = None
         if run is not None and is_cycle(run):
             self.plasticity = Cycle(run, Path(exported.checkpoint))

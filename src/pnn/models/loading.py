@@ -2,12 +2,12 @@
 
 Every command loads here, so a folder that is damaged or holds something else gives the same sentence everywhere. Files are
 compared with their checksums, weights are read from safetensors only, no code of others is run, and every weight must be
-there: a missing one would silently stay random. Only `load_with_new_head` takes a model without its head.
+there and finite: a missing one would silently stay random. Only `load_with_new_head` takes a model without its head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,7 +18,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import logging
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file, logging
 
 from pnn import runs
 from pnn.data.tokenizers import check_masks, load_tokenizer
@@ -29,8 +29,7 @@ from pnn.models.registry import AUTO_CLASSES, class_named, kind_of, language_cla
 from pnn.progress import say
 
 # What from_pretrained raises over files that are not there, damaged, or of something else
-LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
-INDEX = "model.safetensors.index.json"
+LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 LONGEST = 2048  # where a model does not say how much it can take; lm-eval's own choice
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -130,11 +129,15 @@ def tokenizer_for(checkpoint: Path | str, config: PreTrainedConfig, longest: int
 def read_config(name: str | Path) -> PreTrainedConfig:
     """config.json of a checkpoint folder or hub name; what lies beside it is compared with its checksums first."""
     if Path(name).is_dir():
-        _check_index(Path(name))
         runs.verify_model(Path(name))
     import_module("pnn.plasticity.models")  # stands above this file, and tells the Auto classes of reorganised models
     with _failing_as(name, "model"):
-        return _without_code(AutoConfig.from_pretrained(str(name), trust_remote_code=False))
+        config = _without_code(AutoConfig.from_pretrained(str(name), trust_remote_code=False))
+        attention = str(config._attn_implementation)
+        if "/" in attention:  # transformers would fetch it from the hub
+            raise UserError(f"{name}: its config.json asks for code of others, which is not run ({attention})")
+        _check_index(name, config)
+    return config
 
 
 def _without_code(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -143,11 +146,14 @@ def _without_code(config: PreTrainedConfig) -> PreTrainedConfig:
     return config
 
 
-def _check_index(folder: Path) -> None:
-    """Weights in several files have an index. It may name safetensors files of its folder only: others would be unpickled."""
-    index = folder / INDEX
-    if not index.exists():
+def _check_index(name: str | Path, config: PreTrainedConfig) -> None:
+    """Weights in several files have an index, by its usual name or by the one in config.json. It may name safetensors files of
+    its folder only: others would be unpickled."""
+    listing = str(getattr(config, "transformers_weights", None) or SAFE_WEIGHTS_INDEX_NAME)
+    found = cached_file(str(name), listing, _raise_exceptions_for_missing_entries=False) if listing.endswith(".json") else None
+    if found is None:
         return
+    index = Path(found)
     try:
         files = {str(file) for file in runs.read_json(index)["weight_map"].values()}
     except (AttributeError, KeyError, TypeError):
@@ -155,8 +161,8 @@ def _check_index(folder: Path) -> None:
     for file in sorted(files):
         if not file.endswith(".safetensors") or Path(file).name != file:
             raise UserError(f"{index} names {file}: weights are read from safetensors files of the same folder only")
-        if not (folder / file).exists():
-            raise UserError(f"{folder / file} is missing: the checkpoint is not whole")
+        if Path(name).is_dir() and not (index.parent / file).exists():
+            raise UserError(f"{index.parent / file} is missing: the checkpoint is not whole")
 
 
 def read_original_config(name: str | Path) -> PreTrainedConfig:
@@ -190,6 +196,7 @@ def _load(name: str | Path, auto: Any) -> PreTrainedModel:
         model, info = auto.from_pretrained(str(name), use_safetensors=True, trust_remote_code=False, output_loading_info=True)
     _check_whole(name, info)
     _without_code(model.config)
+    check_finite(name, model.named_parameters())
     return model
 
 
@@ -216,6 +223,7 @@ def load_with_new_head(name: str | Path, config: PreTrainedConfig, auto: Any, se
         logging.set_verbosity(quiet)
     base = model.base_model_prefix + "."
     _check_whole(name, info, lambda key: key.startswith(base) and "pooler" not in key)  # BERT's masked models have no pooler
+    check_finite(name, model.named_parameters())
     with torch.no_grad():
         new = dict(fresh.named_parameters())
         for key, parameter in model.named_parameters():  # also where the checkpoint has a head: it is another task's
@@ -242,3 +250,9 @@ def _check_whole(name: str | Path, info: dict[str, Any], counts: Callable[[str],
                 f"{name}: the weights are not those of the architecture in config.json ({len(lost)} "
                 f"{what.replace('_', ' ')}, first {lost[0]})"
             )
+
+
+def check_finite(name: str | Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    for key, value in weights:
+        if not bool(torch.isfinite(value).all()):
+            raise UserError(f"{name}: {key} holds values that are not finite: the model is damaged, or its training went wrong")

@@ -10,7 +10,6 @@ step. Every file has a checksum, compared before it is read.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +24,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
 from pnn.files import new_folder, write_checksums, write_json
-from pnn.runs import verify_checkpoint
+from pnn.models.loading import check_finite
+from pnn.runs import read_json, verify_checkpoint
 from pnn.training.optim import with_average
+
+# Of trainer_state.json: what is read of it
+STATE: dict[str, Any] = {
+    "step": int,
+    "stream_position": int,
+    "best_loss": int | float | None,
+    "best_step": int,
+    "seconds": int | float,
+    "text": list,
+    "scaler": dict | None,
+}
 
 
 def save_checkpoint(
@@ -86,6 +97,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: P
 
 def load_weights(model: nn.Module, folder: Path) -> None:
     tensors = read_tensors(folder / "model.safetensors")
+    check_finite(folder, tensors.items())
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     if set(missing) - tied or unexpected:
@@ -102,7 +114,10 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
 
 def read_state(folder: Path) -> dict[str, Any]:
     verify_checkpoint(folder)
-    return json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    state = read_json(folder / "trainer_state.json")
+    if not isinstance(state, dict) or not all(isinstance(state.get(key), kind) for key, kind in STATE.items()):
+        raise UserError(f"{folder / 'trainer_state.json'} is damaged: it does not say how far the run came")
+    return state
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:

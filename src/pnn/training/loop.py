@@ -135,7 +135,7 @@ class Trainer:
                 say(f"nothing to resume in {self.run}: starting from the beginning")
             return 0
         state = checkpoint.read_state(folder)
-        text = [*state["text"][:3], state["text"][-1]]  # older checkpoints also name a micro-batch's tokens, which may change
+        text = state["text"][:3] + state["text"][-1:]  # older checkpoints also name a micro-batch's tokens, which may change
         if text != self._text():
             raise UserError(
                 f"cannot resume {self.run}: its text or tokenizer is no longer what it was trained on "

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from pnn.runs import read_json
+from pnn.runs import read_environment
 from pnn.turns import take_turns
 
 LAYERS, NUMBERS = 2, 1 << 16  # what is timed: feed-forward layers on so many numbers, small enough for threads to meet often
@@ -55,8 +55,7 @@ def fastest(most: int, width: int) -> int:
 
 
 def _of_the_run(run: Path) -> int | None:
-    known = run / "environment.json"
-    return read_json(known)["hardware"]["threads"] if known.exists() else None
+    return read_environment(run)["hardware"]["threads"] if (run / "environment.json").exists() else None
 
 
 def _threads(number: int) -> str:
