@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
 
 import pytest
 
 from pnn import files
-from pnn.files import new_folder, point, sha256, write_between, write_json, write_text
+from pnn.errors import UserError
+from pnn.files import is_taken, new_folder, point, remove_leftovers, sha256, write_between, write_json, write_text
 
 DEAD = 2**22 + 1  # above the largest process number Linux gives
 
@@ -35,7 +37,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, broken):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, broken, fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match=f"no space left on the disk for {path}: make room"):
         write_text(path, "new")
     monkeypatch.undo()
     assert path.read_text() == "old"
@@ -107,6 +109,44 @@ def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_kept(t
     with new_folder(tmp_path / "folder"):
         pass
     assert names(tmp_path) == sorted([alive.name, other.name, "folder"])
+
+
+def test_leftovers_of_one_file_go_when_it_is_written_again(tmp_path):
+    for name in ("a.json", "last"):
+        (tmp_path / f".{name}.partial-{DEAD}").write_text("half")
+    (tmp_path / ".a.json.partial-1").write_text("of somebody who still writes")
+    write_json(tmp_path / "a.json", {})
+    point(tmp_path / "last", tmp_path)
+    assert names(tmp_path) == [".a.json.partial-1", "a.json", "last"]
+
+
+def test_leftovers_inside_a_folder(tmp_path):
+    (tmp_path / "run" / "checkpoints" / f".step-1.partial-{DEAD}" / "inner").mkdir(parents=True)
+    (tmp_path / "run" / f".metrics.jsonl.partial-{DEAD}").write_text("half")
+    (tmp_path / "run" / "checkpoints" / f".last.partial-{DEAD}").symlink_to(tmp_path)
+    (tmp_path / "run" / ".state.json.partial-1").write_text("of somebody who still writes")
+    remove_leftovers(tmp_path / "run")
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["run", "run/.state.json.partial-1", "run/checkpoints"]
+
+
+def test_a_folder_with_nothing_but_leftovers_is_free(tmp_path):
+    assert not is_taken(tmp_path)
+    (tmp_path / f".config.yaml.partial-{DEAD}").write_text("half")
+    assert not is_taken(tmp_path)
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert is_taken(tmp_path)
+
+
+def test_a_process_that_was_killed_and_not_waited_for_is_dead(tmp_path):
+    with subprocess.Popen(["sleep", "100"]) as process:
+        leftover = tmp_path / f".folder.partial-{process.pid}"
+        leftover.mkdir()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays as a zombie
+        with new_folder(tmp_path / "folder"):
+            pass
+        assert names(tmp_path) == ["folder"]
 
 
 def test_a_folder_that_another_process_made_meanwhile_stays(tmp_path):

@@ -6,6 +6,7 @@ but answers `--help` or a typo at once: each of its commands loads what it needs
 
 import itertools
 import os
+import signal
 import sys
 
 # A thread of torch that waits for another keeps its core busy. Where other programs want that core too, the default of 300,000
@@ -21,7 +22,10 @@ def _is_the_command() -> bool:
     return program in ("pnn", "pnn.exe") or (program == "-m" and ("-m", "pnn") in itertools.pairwise(sys.orig_argv))
 
 
-if not _is_the_command():
+if _is_the_command():
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python still imports: no traceback. `cli.main` undoes it
+else:
     from pnn import plasticity
     from pnn.models import (
         BertBaselineConfig,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import hashlib
 import json
 import os
@@ -15,13 +17,18 @@ from pnn.errors import UserError
 
 
 def write_text(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    partial = _beside(path)
     try:
-        with open(partial, "w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(partial, path)
+        with room_on_disk(path):
+            with open(partial, "wb") as f:
+                f.write(content)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -45,8 +52,8 @@ def write_checksums(folder: Path) -> None:
 
 
 def is_taken(path: Path) -> bool:
-    """Whether something is there that a new folder of this name would replace. An empty folder is nothing."""
-    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+    """Whether something is there that a new folder of this name would replace. Nothing and leftovers of a kill are not."""
+    return path.exists() and (not path.is_dir() or any(".partial-" not in inside.name for inside in path.iterdir()))
 
 
 @contextmanager
@@ -57,21 +64,18 @@ def new_folder(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _cannot_make(target, error) from error
-    for stale in target.parent.glob(f".{target.name}.partial-*"):
-        pid = stale.name.rpartition("-")[2]
-        if pid == str(os.getpid()) or not (pid.isdigit() and _alive(int(pid))):  # left by a process that was killed
-            shutil.rmtree(stale, ignore_errors=True)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    partial = _beside(target)
     try:
         partial.mkdir()
     except OSError as error:
         raise _cannot_make(target, error) from error
     try:
-        yield partial
-        for file in partial.rglob("*"):
-            if file.is_file():
-                with open(file, "rb") as f:
-                    os.fsync(f.fileno())
+        with room_on_disk(target):
+            yield partial
+            for file in partial.rglob("*"):
+                if file.is_file():
+                    with open(file, "rb") as f:
+                        os.fsync(f.fileno())
         try:
             os.rename(partial, target)
         except OSError:
@@ -88,8 +92,7 @@ def _cannot_make(target: Path, error: OSError) -> UserError:
 
 def point(link: Path, target: Path) -> None:
     """Make `link` a symbolic link to its sibling `target`, replacing an older one in one step."""
-    partial = link.with_name(f".{link.name}.partial-{os.getpid()}")
-    partial.unlink(missing_ok=True)
+    partial = _beside(link)
     partial.symlink_to(target.name)
     os.replace(partial, link)
 
@@ -99,11 +102,49 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
+@contextmanager
+def room_on_disk(path: Path) -> Iterator[None]:
+    """Turn a full disk inside the block into a `UserError`, whichever library has met it."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "errno", None) != errno.EDQUOT and os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        again = "make room and give the same command again, with --resume where it has one"
+        raise UserError(f"no space left on the disk for {path}: {again}") from error
+
+
+# What is not whole yet lies beside its place, as .NAME.partial-PROCESS ------------------------------------------------
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What processes that were killed left unfinished in a folder and inside."""
+    for stale in [*folder.rglob(".*.partial-*")]:
+        _remove_if_left(stale)
+
+
+def _remove_if_left(stale: Path) -> None:
+    pid = stale.name.rpartition("-")[2]
+    if pid == str(os.getpid()) or not (pid.isdigit() and _alive(int(pid))):
+        if stale.is_dir() and not stale.is_symlink():
+            shutil.rmtree(stale, ignore_errors=True)
+        else:
+            stale.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+        _remove_if_left(stale)
+    return path.with_name(f".{path.name}.partial-{os.getpid()}")
+
+
 def _alive(pid: int) -> bool:
+    """One that was killed and that nobody has waited for yet (Z) is not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return True
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"

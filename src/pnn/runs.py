@@ -13,7 +13,7 @@ from typing import Any
 
 from pnn.config import RunConfig, load_config
 from pnn.errors import UserError
-from pnn.files import is_taken, sha256, write_text
+from pnn.files import is_taken, remove_leftovers, sha256, write_text
 
 BY_SEQUENCE = "evaluation_by_sequence.json"  # beside evaluation.json: the totals of every sequence
 # Settings that do not change what is learnt and may differ when a run is resumed
@@ -59,6 +59,7 @@ def check_free(run: Path, config: RunConfig, resume: bool) -> None:
 
 def claim(run: Path, config: RunConfig) -> None:
     run.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(run)
     write_text(run / "config.yaml", config.to_yaml())
 
 

@@ -275,23 +275,48 @@ def test_no_pickle_is_ever_loaded(pnn_command, trained_run, tmp_path):
     assert sprung.exists()  # the trap does work
 
 
-def test_a_full_disk(pnn_command, tiny_config, tmp_path):
-    """A real one: a small file system in memory, where it may be mounted."""
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real one of so many kilobytes: a file system in memory, where it may be mounted."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a file system needs root")
-    try:
-        config = tiny_config(training={"save_every": 1, "evaluate_every": 40, "keep_checkpoints": 40})
-        fails(pnn_command, "train", config, "--output", disk / "run", says=("No space left", "checkpoint"))
-        checkpoints = disk / "run" / "checkpoints"
-        assert not list(checkpoints.glob(".*"))  # nothing half-written
-        from pnn.runs import verify_checkpoint
 
-        verify_checkpoint((checkpoints / "last").resolve())  # the one before is whole
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    def mount(kilobytes: int) -> Path:
+        words = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
+        if subprocess.run(words, capture_output=True).returncode:
+            pytest.skip("mounting a file system needs root")
+        return disk
+
+    yield mount
+    subprocess.run(["umount", str(disk)], capture_output=True)
+
+
+def test_a_full_disk(pnn_command, tiny_config, small_disk):
+    disk = small_disk(400)
+    config = tiny_config(training={"save_every": 1, "evaluate_every": 40, "keep_checkpoints": 40})
+    fails(pnn_command, "train", config, "--output", disk / "run", says=("no space left", "checkpoint", "--resume"))
+    checkpoints = disk / "run" / "checkpoints"
+    assert not list(checkpoints.glob(".*"))  # nothing half-written
+    from pnn.runs import verify_checkpoint
+
+    verify_checkpoint((checkpoints / "last").resolve())  # the one before is whole
+
+
+def test_a_disk_that_is_full_while_text_is_prepared(pnn_command, tiny_config, small_disk):
+    for kilobytes in (8, 44):  # for the tokens, for the tokenizer
+        prepared = small_disk(kilobytes) / "prepared"
+        config = tiny_config(data={"synthetic_paragraphs": 900, "prepared": str(prepared)})
+        fails(pnn_command, "data", "prepare", config, says=("no space left", str(prepared), "make room"))
+        assert not list(prepared.iterdir())
+
+
+@pytest.mark.parametrize("kilobytes", [4, 8, 100, 150])
+def test_a_disk_that_is_full_in_the_middle_of_a_cycle(pnn_command, trained_run, small_disk, kilobytes):
+    """At its first files, at its records, at its models."""
+    disk = small_disk(kilobytes)
+    options = ("--data", "synthetic", "--prune", 0.5, "--learn-steps", 2, "--batch-size", 2, "--max-length", 16)
+    fails(pnn_command, "plasticity", "cycle", trained_run, "--output", disk / "run", *options, says=("no space left", "run"))
+    assert not list(disk.rglob(".*"))
 
 
 def test_a_place_where_no_folder_can_be_made(pnn_command, trained_run, tmp_path):
@@ -303,6 +328,13 @@ def test_a_place_where_no_folder_can_be_made(pnn_command, trained_run, tmp_path)
     if Path("/proc/self").exists():  # a folder that takes no other
         line = fails(pnn_command, "export", trained_run, "--output", "/proc/x", says=("cannot make the folder /proc/x",))
         assert "partial" not in line
+
+
+def test_standard_output_that_is_closed(pnn_command, trained_run, monkeypatch):
+    """As the shell closes it, with `>&-`."""
+    monkeypatch.setattr("sys.stdout", None)
+    code, _, err = pnn_command("fill", trained_run, "the [MASK] sleeps .")
+    assert (code, err) == (0, "")
 
 
 def test_no_run_and_no_checkpoint(pnn_command, tmp_path):

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -36,6 +37,16 @@ def test_help_and_typos_load_nothing_heavy(words, code, says):
     imported = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.MULTILINE))
     assert "pnn.cli" in imported
     assert not imported.intersection(HEAVY)
+
+
+@pytest.mark.parametrize("module", ["typer", "yaml"])
+def test_ctrl_c_while_python_still_imports(tmp_path, module):
+    """Pressed by a module of that name, found before the real one."""
+    (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pnn", "configs"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_script_that_imports_pnn_gets_its_names_and_the_auto_classes(tmp_path):

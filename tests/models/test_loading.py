@@ -167,7 +167,7 @@ def test_attention_from_the_hub_is_code_of_others(folders, tmp_path, wanted):
 @pytest.mark.parametrize("load", WAYS)
 def test_an_index_that_names_a_pickle_is_refused_by_name(folders, tmp_path, load):
     folder = shutil.copytree(folders / "pnn", tmp_path / "model")
-    weights = {key: "model.bin" for key in load_file(folder / "model.safetensors")}
+    weights = dict.fromkeys(load_file(folder / "model.safetensors"), "model.bin")
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "model.bin")
     for name, config in (("model", {}), ("other", {"transformers_weights": "other.safetensors.index.json"})):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,6 +113,8 @@ def importing() -> Iterator[None]:
 
 
 def main() -> None:
+    if sys.stdout is None:  # closed by the caller (`>&-`): what is printed goes nowhere
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for as long as the process lives)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # the tokenizer's own threads; we do not fork
     # we have our own bars; one for each file of a checkpoint is noise
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -136,7 +139,11 @@ def main() -> None:
     )
 
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         app()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (UserError, OSError) as error:
         # what the operating system refuses (a full disk, no permission) is for the user to mend too, not a bug
         print(f"pnn: {error}", file=sys.stderr)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +19,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from pnn.files import write_bytes
 from pnn.numbers import bare_per_cent
 
 P = ParamSpec("P")
@@ -102,12 +102,7 @@ def svg(figure: Figure) -> bytes:
 def save(image: bytes, path: Path) -> Path:
     """Write an image so that a reader never sees half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_bytes(image)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_bytes(path, image)
     return path
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
-from pnn.files import is_taken, point, write_json, write_text
+from pnn.files import is_taken, point, remove_leftovers, room_on_disk, write_json, write_text
 from pnn.plasticity.models import load, save
 from pnn.runs import read_json, read_metrics
 from pnn.training.tracking import environment
@@ -59,6 +59,7 @@ class Journal:
     def start(self, asked: Record, resume: bool) -> None:
         """Claim a new folder, or read where a stopped cycle was."""
         held, state = self.folder / "cycle.json", self.folder / "state.json"
+        remove_leftovers(self.folder)
         if check_free(self.folder, resume):
             if not held.exists():
                 raise UserError(f"cannot resume {self.folder}: it holds files but no cycle.json, so it is not a cycle's folder")
@@ -68,6 +69,7 @@ class Journal:
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_json(held, asked)  # first: by it a folder is known
+        if not (self.folder / "environment.json").exists():
             write_json(self.folder / "environment.json", environment(asked["seed"], 1))
         write_text(self.folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in self.records))
 
@@ -82,7 +84,8 @@ class Journal:
 
     def record(self, phase: str, **values: Any) -> None:
         record = {"phase": phase, **values}
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        path = self.folder / "metrics.jsonl"
+        with room_on_disk(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
         self.records.append(record)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pnn.code_version import code_version, source_digest
-from pnn.files import write_text
+from pnn.files import room_on_disk, write_text
 from pnn.runs import read_metrics
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "safetensors", "numpy", "triton", "datasets")
@@ -67,8 +67,9 @@ class Metrics:
     def write(self, row: dict[str, Any]) -> None:
         # JSON has no infinity, which a gradient norm may be where fp16 skips an update
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        self._file.write(json.dumps(finite) + "\n")
-        self._file.flush()
+        with room_on_disk(self.path):
+            self._file.write(json.dumps(finite) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         self._file.close()

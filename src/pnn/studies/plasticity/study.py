@@ -28,7 +28,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.files import write_json
+from pnn.files import remove_leftovers, write_json
 from pnn.memory import out_of_memory_says
 from pnn.plasticity.cycle import fingerprint
 from pnn.plasticity.journal import check_free, check_same
@@ -150,6 +150,7 @@ def _start(folder: Path, sources: list[Source], plan: StudySettings) -> None:
         asked["models"][source.name] = {"weights": fingerprint(bench.model), "text": bench.text.fingerprint()}
         benches.append(bench)
     held = folder / "plan.json"
+    remove_leftovers(folder)
     if held.exists():
         before = read_json(held)
         if list(before["models"]) != list(asked["models"]):
@@ -161,6 +162,7 @@ def _start(folder: Path, sources: list[Source], plan: StudySettings) -> None:
         (folder / part).mkdir(parents=True, exist_ok=True)
     if not held.exists():
         write_json(held, asked)
+    if not (folder / "environment.json").exists():
         write_json(folder / "environment.json", environment(0, 1))
     for bench in benches:
         path = folder / "models" / f"{bench.source.name}.json"
