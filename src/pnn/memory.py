@@ -1,16 +1,34 @@
-"""Out of memory, on a GPU or on the host: one sentence that says what to change."""
+"""Out of memory, on a GPU or on the host: one sentence that says what to change, before anything is allocated if it can be
+known: sizes in configs and model folders are compared with what the machine has."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 
+# What a model has one of for each: sizes of which every one costs time and memory, however small
+COUNTS = (
+    "num_steps",
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "num_labels",
+    "num_experts",
+    "num_local_experts",
+)
+MOST = 10_000
+CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 # What torch says without a type of its own: the host's allocator, the CUDA runtime, cuBLAS
 MESSAGES = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -38,6 +56,36 @@ def out_of_memory_says(advice: Callable[[], str]) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(f"out of memory {advice()}") from error
+
+
+def check_counts(values: Any, where: str) -> None:
+    """Refuse numbers of layers or steps that no model has, in what a YAML or JSON file says, and inside."""
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if key in COUNTS and isinstance(value, int) and value > MOST:
+            raise UserError(f"{where}: {key} is {value:,}, and the most that is taken is {MOST:,}")
+        check_counts(value, where)
+
+
+def check_fits(make: Callable[[], nn.Module], where: str, device: str = "cpu", copies: int = 1, besides: int = 0) -> None:
+    """Refuse a model that cannot fit: so many `copies` of its weights, and bytes `besides`. It is made without memory."""
+    try:
+        with torch.device("meta"):
+            weights = sum(one.numel() * one.element_size() for one in make().parameters())
+    except RuntimeError as error:  # sizes beyond what torch can count
+        raise UserError(f"{where}: {first_line(error)}") from error
+    needed, has = copies * weights + besides, _total(device)
+    if needed > has:
+        sizes = f"at least {needed / 1e9:,.1f} GB ({weights / 1e9:,.1f} GB of weights), but {device} has {has / 1e9:,.1f} GB"
+        raise UserError(f"{where}: out of memory before anything is computed: it needs {sizes}: take a smaller model or batch")
+
+
+def _total(device: str) -> int:
+    """Bytes of memory, used or not; of the host as much as this process may have."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [file.read_text(encoding="utf-8").strip() for file in CGROUP if file.exists()]
+    return min([total, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def give_back_freed_memory() -> None:

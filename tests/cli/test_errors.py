@@ -302,12 +302,12 @@ def test_a_full_disk(pnn_command, tiny_config, small_disk):
     verify_checkpoint((checkpoints / "last").resolve())  # the one before is whole
 
 
-def test_a_disk_that_is_full_while_text_is_prepared(pnn_command, tiny_config, small_disk):
-    for kilobytes in (8, 44):  # for the tokens, for the tokenizer
-        prepared = small_disk(kilobytes) / "prepared"
-        config = tiny_config(data={"synthetic_paragraphs": 900, "prepared": str(prepared)})
-        fails(pnn_command, "data", "prepare", config, says=("no space left", str(prepared), "make room"))
-        assert not list(prepared.iterdir())
+@pytest.mark.parametrize("kilobytes", [8, 44])  # for the tokens, for the tokenizer
+def test_a_disk_that_is_full_while_text_is_prepared(pnn_command, tiny_config, small_disk, kilobytes):
+    prepared = small_disk(kilobytes) / "prepared"
+    config = tiny_config(data={"synthetic_paragraphs": 900, "prepared": str(prepared)})
+    fails(pnn_command, "data", "prepare", config, says=("no space left", str(prepared), "make room"))
+    assert not list(prepared.iterdir())
 
 
 @pytest.mark.parametrize("kilobytes", [4, 8, 100, 150])

@@ -132,10 +132,19 @@ def test_while_evaluating_and_filling(pnn_command, trained_run, tmp_path, fail):
     assert after["loss"] == pytest.approx(json.loads(before)["loss"], rel=1e-5)
 
 
-def test_a_model_that_does_not_fit_by_itself(pnn_command, tiny_config, tmp_path):
-    said = sentence(pnn_command("train", tiny_config(model={"vocab_size": 1 << 50}), "--output", tmp_path / "run"))
-    assert "out of memory" in said
-    assert "smaller model" in said
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": {"vocab_size": 1 << 50}}, ("out of memory", "GB of weights", "smaller model")),
+        ({"model": {"vocab_size": 1 << 60}}, ("overflow",)),
+        ({"model": {"num_steps": 10**9}}, ("model: num_steps is 1,000,000,000", "10,000")),
+        ({"training": {"batch_size": 10**9, "effective_batch_size": 10**9}}, ("out of memory", "smaller model or batch")),
+    ],
+)
+def test_what_cannot_fit_is_told_before_anything_is_allocated(pnn_command, tiny_config, tmp_path, changes, words):
+    said = sentence(pnn_command("train", tiny_config(**changes), "--output", tmp_path / "run"))
+    for word in words:
+        assert word in said
     assert not (tmp_path / "run").exists()
 
 

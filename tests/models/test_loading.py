@@ -2,7 +2,9 @@
 
 import json
 import re
+import resource
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -188,6 +190,37 @@ def test_weights_that_are_not_numbers_are_told(folders, tmp_path, load):
         load(folder)
 
 
+@pytest.mark.parametrize("load", WAYS)
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("pnn", {"num_steps": 10**9, "schedule": None}, "num_steps is 1,000,000,000, and the most that is taken is 10,000"),
+        ("pnn", {"num_labels": 10**9}, "num_labels is 1,000,000,000"),
+        ("pnn", {"vocab_size": 10**12}, r"needs at least \d+,000.0 GB"),
+        ("pnn", {"intermediate_size": 10**12}, r"needs at least \d+,000.0 GB"),
+        ("pnn", {"vocab_size": 10**18}, r"out of memory|overflow"),
+        ("ddl", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1,000,000,000"),
+        ("pruned", {"original": {"num_hidden_layers": 10**9}}, "num_hidden_layers is 1,000,000,000"),
+    ],
+)
+def test_sizes_that_no_machine_has_take_no_memory(folders, tmp_path, load, name, values, says):
+    folder = shutil.copytree(folders / name, tmp_path / "model")
+    _change(folder / "config.json", values)
+    with less_memory(), pytest.raises(UserError, match=f"^{re.escape(str(folder))}: .*({says})"):
+        load(folder)
+
+
+@contextmanager
+def less_memory():
+    """So that a test that fails does not take all of the machine's."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (64 << 30, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def _change(file: Path, values: dict) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
@@ -244,5 +277,5 @@ def test_layers_that_were_not_trained_to_be_read_are_told(folders, capsys):
     assert not capsys.readouterr().err
     check_num_steps(bert, 1)
     assert "trained to be read after all its 2 layers" in capsys.readouterr().err
-    with pytest.raises(UserError, match="--num-steps -1: this model takes 0 or more"):
+    with pytest.raises(UserError, match="--num-steps -1: this model takes 0 to 10,000"):
         check_num_steps(load_model(folders / "pnn"), -1)

@@ -23,6 +23,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file, logging
 from pnn import runs
 from pnn.data.tokenizers import check_masks, load_tokenizer
 from pnn.errors import UserError, first_line
+from pnn.memory import MOST, check_counts, check_fits
 from pnn.models.base import MaskedLMBase
 from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, class_named, kind_of, language_class
@@ -68,10 +69,11 @@ def load_run(
 def check_num_steps(model: MaskedLMBase, num_steps: int | None) -> None:
     if num_steps is None:
         return
-    most = None if kind_of(model).has_steps else model.config.num_hidden_layers
-    if num_steps < 0 or (most is not None and num_steps > most):
-        raise UserError(f"--num-steps {num_steps}: this model takes {'0 or more' if most is None else f'0 to {most}'}")
-    if most is None:
+    has_steps = kind_of(model).has_steps
+    most = MOST if has_steps else model.config.num_hidden_layers
+    if not 0 <= num_steps <= most:
+        raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most:,}")
+    if has_steps:
         note_untrained_steps(num_steps, model.config)
     elif num_steps < most:
         say(f"note: --num-steps {num_steps}, but the model was trained to be read after all its {most} layers")
@@ -132,6 +134,7 @@ def read_config(name: str | Path) -> PreTrainedConfig:
         runs.verify_model(Path(name))
     import_module("pnn.plasticity.models")  # stands above this file, and tells the Auto classes of reorganised models
     with _failing_as(name, "model"):
+        check_counts(PreTrainedConfig.get_config_dict(str(name))[0], str(name))
         config = _without_code(AutoConfig.from_pretrained(str(name), trust_remote_code=False))
         attention = str(config._attn_implementation)
         if "/" in attention:  # transformers would fetch it from the hub
@@ -178,12 +181,13 @@ def load_model(name: str | Path) -> PreTrainedModel:
     auto = _class_for(name, config)
     if not AUTO_CLASSES[auto].language:  # its layers would load, and only the missing head be told of
         raise UserError(f"{name}: cannot load a language model (its config.json names a {config.architectures[0]})")
-    return _load(name, auto)
+    return _load(name, auto, config)
 
 
 def load_as_named(name: str | Path) -> PreTrainedModel:
     """A model with the head that config.json names; a language model where that is none we know."""
-    return _load(name, _class_for(name, read_config(name)))
+    config = read_config(name)
+    return _load(name, _class_for(name, config), config)
 
 
 def _class_for(name: str | Path, config: PreTrainedConfig) -> Any:
@@ -191,8 +195,9 @@ def _class_for(name: str | Path, config: PreTrainedConfig) -> Any:
         return class_named(config) or language_class(config)
 
 
-def _load(name: str | Path, auto: Any) -> PreTrainedModel:
+def _load(name: str | Path, auto: Any, config: PreTrainedConfig) -> PreTrainedModel:
     with _failing_as(name, AUTO_CLASSES[auto].what):
+        check_fits(lambda: auto.from_config(config, trust_remote_code=False), str(name))
         model, info = auto.from_pretrained(str(name), use_safetensors=True, trust_remote_code=False, output_loading_info=True)
     _check_whole(name, info)
     _without_code(model.config)
@@ -208,6 +213,7 @@ def load_with_new_head(name: str | Path, config: PreTrainedConfig, auto: Any, se
     logging.set_verbosity_error()  # that the head is new is the point, not news
     try:
         with _failing_as(name, AUTO_CLASSES[auto].what), torch.random.fork_rng(devices=[]):
+            check_fits(lambda: auto.from_config(config), str(name))
             torch.default_generator.manual_seed(seed)
             fresh = auto.from_config(config)
             model, info = auto.from_pretrained(

@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from pnn import kinds
 from pnn.config import check_keys, typed
 from pnn.errors import UserError, did_you_mean, first_line
+from pnn.memory import check_counts
 from pnn.models.registry import ENTRIES, distinct_blocks, kind_of, language_class
 
 SIZES = (
@@ -35,6 +36,7 @@ PLAIN = (bool, int, float, str, type(None))  # what a YAML file can say
 
 def model_config(section: dict[str, Any], vocab_size: int | None = None, **defaults: Any) -> PreTrainedConfig:
     """The Hugging Face config of a `model` section. The vocabulary's size comes from the tokenizer unless given."""
+    check_counts(section, "model")
     kind, section = kinds.of_section(section), {key: value for key, value in section.items() if key != "type"}
     config_class: Any = ENTRIES[kind.type].config if kind.ours else _decoder_config(section.pop("architecture", None))
     hints = inspect.get_annotations(config_class, eval_str=True)  # the architecture's own fields, not the base class's

@@ -29,7 +29,7 @@ from pnn.data.shards import left_out, prepare
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import Stopped, UserError
 from pnn.files import point, write_json
-from pnn.memory import out_of_memory_says
+from pnn.memory import check_fits, out_of_memory_says
 from pnn.models.lean import leave_out_logits
 from pnn.models.sections import build_model, compile_blocks, model_config
 from pnn.nn.fast import kernels_compute
@@ -112,7 +112,6 @@ class Trainer:
 
     def _build(self) -> PreTrainedModel:
         data = self.config.data
-        torch.manual_seed(self.config.training.seed)
         tokenizer = self.prepared.tokenizer
         tokens = {"pad_token_id": tokenizer.pad_token_id}
         if self.config.kind.causal:
@@ -122,6 +121,10 @@ class Trainer:
             raise UserError(
                 f"model.max_position_embeddings: {section.max_position_embeddings}, but data.max_length is {data.max_length}"
             )
+        # what an update holds: weights, gradients, the optimiser's averages, and a state of every token
+        state = self.plan.batch_tokens * getattr(section, "hidden_size", 1) * 4
+        check_fits(lambda: build_model(section), self.config.name, str(self.accelerator.device), copies=3, besides=state)
+        torch.manual_seed(self.config.training.seed)
         model = build_model(section)
         if not self.config.kind.ours:
             leave_out_logits(model)
