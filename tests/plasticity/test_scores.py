@@ -20,7 +20,7 @@ from pnn.nn.packing import Layout
 from pnn.nn.rotary import rotation
 from pnn.plasticity import Scores, choose, heads, masked, prune, score
 from pnn.plasticity.heads import gated, head_map, stretches
-from pnn.plasticity.scores import METHODS, count_targets, mean_loss, row_entropy
+from pnn.plasticity.scores import METHODS, count_targets, mean_loss, prepared, row_entropy
 
 
 def plant(model, change):
@@ -56,6 +56,27 @@ def test_uniform_attention_in_a_model(model):
     assert scores.highest_go
     normalised = score(plant(model, torch.Tensor.zero_), plain(2, 9), "normalised_entropy")
     assert list(normalised.values()) == pytest.approx([1.0] * len(scores), abs=1e-5)
+
+
+WINDOWED = {
+    "mistral": lambda shape: hf.MistralForCausalLM(hf.MistralConfig(**shape, sliding_window=3)),
+    "qwen2": lambda shape: hf.Qwen2ForCausalLM(
+        hf.Qwen2Config(**shape, sliding_window=3, use_sliding_window=True, max_window_layers=1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_uniform_attention_within_a_window(name):
+    """Left padding is not in sight either."""
+    shape = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = plant(WINDOWED[name](shape | {"num_key_value_heads": 1}).eval(), torch.Tensor.zero_)
+    batch = plain(2, 9)[0] | {"attention_mask": torch.tensor([[1] * 9, [0] * 4 + [1] * 5])}
+    assert list(score(model, [batch], "normalised_entropy").values()) == pytest.approx([1.0] * 2, abs=1e-5)
+    entropy = score(model, plain(2, 9), "entropy")
+    near, far = ((math.log(2) + 7 * math.log(3)) / 9, sum(math.log(seen) for seen in range(1, 10)) / 9)
+    expected = [near, near] if name == "mistral" else [far, near]  # Qwen2's first layers see everything
+    assert [entropy[layer, 0] for layer in (0, 1)] == pytest.approx(expected, abs=1e-5)
 
 
 def test_one_hot_attention_in_a_model(model):
@@ -138,6 +159,19 @@ def test_contribution_is_the_difference_that_masking_makes(model, texts):
             with masked(model, [head]):
                 assert scores[head] == pytest.approx(float(mean_loss(model, prepared)) - base, abs=1e-6)
             assert scores[head] == pytest.approx(float(mean_loss(prune(model, [head]), prepared)) - base, abs=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_nothing_is_predicted_from_padding(decoder, side):
+    ids = torch.randint(1, 50, (1, 6), generator=torch.Generator().manual_seed(6))
+    parts = (torch.zeros_like(ids), ids) if side == "left" else (ids, torch.zeros_like(ids))
+    row = torch.cat(parts, dim=1)
+    alone, padded = prepared(decoder, ids), prepared(decoder, {"input_ids": row, "attention_mask": row.ne(0).long()})
+    assert count_targets(decoder, padded) == count_targets(decoder, alone) == 5
+    if side == "left":
+        padded["position_ids"] = (padded["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        assert float(mean_loss(decoder, [padded])) == pytest.approx(float(mean_loss(decoder, [alone])), rel=1e-5)
 
 
 def test_the_loss_is_a_mean_over_targets(built, texts):

@@ -2,8 +2,8 @@
 
 The text is the same rows that training reads: documents end to end, an end-of-text token after each. By default every row is a
 window of its own, so a token sees what stands before it in its row and the first of a row is not predicted. With a `stride`
-windows of the same length overlap and only the last `stride` tokens of each are scored (all of the first): more context for
-every token, and more work.
+windows of the same length overlap and only the last `stride` tokens of each are scored (all of the first, and of the last
+what is left): more context for every token, and more work.
 
     loss                nats a scored token
     perplexity          exp(loss), by token: only models with one tokenizer can be compared by it
@@ -113,9 +113,9 @@ def _batches(
     elif not 1 <= stride < context:
         raise UserError(f"evaluation.stride: {stride}, but it must be at least 1 and below the context of {context} tokens")
     else:
-        starts = np.arange(0, len(stream) - context + 1, stride)
-        firsts = np.full(len(starts), context - stride)
-        firsts[0] = 1
+        ends = np.append(np.arange(context, len(stream), stride), len(stream))  # each token is scored once
+        starts = ends - context
+        firsts = np.append(1, context - np.diff(ends))
     for at in range(0, len(starts), rows):
         chosen = starts[at : at + rows]
         yield stream[chosen[:, None] + np.arange(context)], firsts[at : at + rows].tolist()

@@ -126,13 +126,15 @@ def attention_entropy(
     possible = torch.zeros_like(rows)
     passes = [torch.zeros_like(rows) for _ in layers]  # rows that each layer has seen: a refiner runs several times
     keep_of_batch: Tensor | None = None
+    # Qwen2 says it of every layer, Mistral of all
+    everywhere = getattr(model.config, "sliding_window", None)
+    windows = [getattr(attention, "sliding_window", everywhere) for attention in architecture.attentions(model)]
 
     def see(layer: int, weights: Tensor, keep: Tensor | None) -> None:
         nonlocal rows, possible
         keep = keep_of_batch if keep is None else keep
         real = weights.new_ones(weights.shape[0], weights.shape[2], dtype=torch.bool) if keep is None else keep.bool()
-        counted = real.long()
-        in_sight = counted.cumsum(1) if kind_of(model).causal else counted.sum(1, keepdim=True).expand_as(counted)
+        in_sight = _keys_in_sight(real, kind_of(model).causal, windows[layer])
         most = in_sight.clamp(min=1).double().log()
         entropy = row_entropy(weights).double()
         if normalised:
@@ -154,6 +156,16 @@ def attention_entropy(
         for position, index in enumerate(row)
     }
     return means, float(possible / rows.clamp(min=1))
+
+
+def _keys_in_sight(real: Tensor, causal: bool, window: int | None) -> Tensor:
+    """How many keys each query sees, (rows, tokens): padding is not seen, nor what lies further back than the window."""
+    if not causal:
+        return real.sum(1, keepdim=True).expand(real.shape)
+    seen = real.cumsum(1)
+    if window is not None and window < real.shape[1]:
+        seen[:, window:] -= seen[:, :-window].clone()
+    return seen
 
 
 def _entropy(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
@@ -291,9 +303,17 @@ def prepared(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
     if kind_of(model).causal:
         ready.setdefault("use_cache", False)
         if "labels" not in ready and model.get_output_embeddings() is not None:
-            mask = ready.get("attention_mask")
-            ready["labels"] = ready["input_ids"] if mask is None else ready["input_ids"].masked_fill(mask == 0, IGNORE)
+            ready["labels"] = _own_labels(ready["input_ids"], ready.get("attention_mask"))
     return ready
+
+
+def _own_labels(ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Every token that a token precedes: padding is no target, and none is predicted from it."""
+    if mask is None:
+        return ids
+    labels = ids.masked_fill(mask == 0, IGNORE)
+    labels[..., 1:].masked_fill_(mask[..., :-1] == 0, IGNORE)
+    return labels
 
 
 def _open_gates(model: PreTrainedModel) -> dict[int, Tensor]:
