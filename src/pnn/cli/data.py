@@ -23,7 +23,7 @@ def prepare(config: Config, settings: Setting = None) -> None:
     """
     chosen = load_config(config, settings or [])
 
-    from pnn.data.shards import left_out
+    from pnn.data.shards import also_trained_on, left_out
     from pnn.data.shards import prepare as prepare_data
     from pnn.progress import track
 
@@ -33,6 +33,8 @@ def prepare(config: Config, settings: Setting = None) -> None:
         ("validation", prepared.validation, prepared.validation_sequences),
     ):
         print(f"{name}: {len(used):,} sequences, {int(tokens.lengths[used].sum()):,} tokens, {tokens.folder}")
+    if repeated := also_trained_on(prepared):
+        print(f"{repeated:,} of {len(prepared.validation_sequences):,} sequences of the validation also occur in the training")
     for tokens in {prepared.train.folder: prepared.train, prepared.validation.folder: prepared.validation}.values():
         for said in left_out(tokens):
             print(said)

@@ -152,6 +152,17 @@ def held_out(tokens: TokenSet, data: DataConfig) -> NDArray[np.int64]:
     return everything[-data.validation_sequences :] if data.validation == "tail" else everything[: data.validation_sequences]
 
 
+def also_trained_on(prepared: Prepared) -> int:
+    """How many of the sequences that are validated on occur in the training text too, token for token."""
+    held = [prepared.validation.take(np.array([sequence])).tobytes() for sequence in prepared.validation_sequences]
+    wanted, train, seen = set(held), prepared.train, set()
+    for start in range(0, len(prepared.train_sequences), LINES_PER_CHUNK):
+        chunk = prepared.train_sequences[start : start + LINES_PER_CHUNK]
+        pieces = np.split(train.take(chunk), np.cumsum(train.lengths[chunk])[:-1])
+        seen |= wanted.intersection(piece.tobytes() for piece in pieces)
+    return sum(sequence in seen for sequence in held)
+
+
 def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progress) -> PreTrainedTokenizerFast:
     if data.tokenizer != "corpus":
         tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.max_length)
