@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 
+import numpy as np
 import pytest
 import torch
 from beside import DATA
@@ -19,6 +20,7 @@ from transformers import (
     pipeline,
 )
 
+from pnn.finetuning.encoding import Encoded, training_order
 from pnn.plasticity import load
 from pnn.plasticity.heads import head_map
 
@@ -351,3 +353,11 @@ def test_real_cola_from_a_quickstart_sized_encoder(pnn_command, prepared_folder,
     assert result["data"]["examples"] == {"train": 8551, "dev": 1043, "CoLA": 1063}
     assert result["score"] > 0.04
     check(tmp_path / "run" / "cola" / "predictions" / "CoLA.tsv", 1063)
+
+
+def test_every_epoch_has_all_examples_in_an_order_of_its_own():
+    lengths = np.arange(40) % 7 + 1
+    encoded = Encoded([[1]] * 40, None, 1, np.zeros(40), lengths, truncated=0, tokens=40, unknown=0)
+    epochs = [np.concatenate(training_order(encoded, 4, seed=0, epoch=epoch)).tolist() for epoch in (0, 1)]
+    assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
+    assert epochs[0] != epochs[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -276,6 +277,17 @@ def test_other_numbers_of_steps_train(steps):
         losses.append(loss.item())
     assert all(map(math.isfinite, losses))
     assert losses[-1] < losses[0] - 0.3
+
+
+def test_every_norm_has_the_configs_epsilon():
+    """1e-5 unless the config says otherwise: what published weights were trained with."""
+    shape = {**SMALL, "delta_norm": True, "head_transform": True}
+    for update, changes in itertools.product(("gated", "delta", "rewrite"), ({}, {"layer_norm_eps": 1e-3})):
+        model = pnn.PNNForMaskedLM(pnn.PNNConfig(**shape, update=update, **changes))
+        epsilons = [module.eps for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+        assert set(epsilons) == {changes.get("layer_norm_eps", 1e-5)}
+        assert len(epsilons) >= 4
+    assert pnn.BertBaselineConfig().layer_norm_eps == 1e-5
 
 
 # Steps, states, gates -------------------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def test_generators_of_both_variants(variant, erase):
     state, branch, x, c = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 8), torch.randn(2, 5, 8), torch.randn(2, 5, 8)
     write = residual.write(branch, x, c)
     assert torch.allclose(write.direction.norm(dim=-1), torch.ones(2, 5), atol=1e-5)
-    assert ((write.beta > 0) & (write.beta < 2)).all()
+    assert torch.allclose(write.beta, 2 * torch.sigmoid(c @ residual.gate.weight.t() + residual.gate.bias))
+    assert (write.beta > 1).any()  # it can turn a reading round, not only fade it
     if variant == "code":  # 4σ(W x + b) of the raw state
         assert torch.allclose(write.value, 4 * torch.sigmoid(x @ residual.value.weight.t() + residual.value.bias))
     else:  # W c, no bias

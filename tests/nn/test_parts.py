@@ -13,6 +13,7 @@ from torch import nn
 import pnn
 from pnn.kernels import short_rows
 from pnn.nn.attention import SelfAttention
+from pnn.nn.decoder import SwiGLU
 from pnn.nn.delta_rule import rewrite, rewrite_delta, soft_unit
 from pnn.nn.embeddings import TokenPositionEmbeddings
 from pnn.nn.feed_forward import FeedForward, GatedFeedForward
@@ -250,6 +251,14 @@ def test_the_feed_forward_net_is_two_matrices_and_an_exact_gelu():
     h = random(4, WIDTH)
     expected = gelu(h @ ffn.up.weight.T + ffn.up.bias) @ ffn.down.weight.T + ffn.down.bias
     assert torch.allclose(ffn(h), expected, atol=1e-12)
+
+
+def test_the_first_half_of_swiglu_is_the_gate():
+    """Saved weights rely on the order."""
+    mlp = shaken(SwiGLU(WIDTH, INNER))
+    c = random(4, WIDTH)
+    gate, value = c @ mlp.up.weight[:INNER].T, c @ mlp.up.weight[INNER:].T
+    assert torch.allclose(mlp(c), (gate / (1 + torch.exp(-gate)) * value) @ mlp.down.weight.T, atol=1e-12)
 
 
 def test_a_gate_that_starts_open_has_one_more_number():

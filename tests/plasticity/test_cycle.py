@@ -62,6 +62,9 @@ def test_a_cycle_improves_and_says_what_it_did(kind, model_of, text, tokenizer, 
     assert [len(by_phase[phase]) for phase in FIELDS] == [1, 1, 1, 1, SHORT.learn_steps, 3, 1]
     initial, pruned, grown, final = (by_phase[phase][0] for phase in ("initial", "measurement", "growth", "final"))
     assert final["perplexity"] < 0.9 * min(pruned["perplexity"], initial["perplexity"])
+    for field, of, whole in (("recovery", "loss", 1), ("perplexity_recovery", "perplexity", 100)):
+        cost = pruned[of] - initial[of]
+        assert final[field] == pytest.approx(whole * (pruned[of] - final[of]) / cost if cost > 0 else 0.0)
     assert grown["perplexity"] == pytest.approx(pruned["perplexity"], rel=1e-5)  # new heads start at zero
     assert by_phase["evaluation"][-1]["perplexity"] == final["perplexity"]
     assert all(isinstance(one["sample"], str) and one["sample"] for one in by_phase["evaluation"])

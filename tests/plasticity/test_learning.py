@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from itertools import pairwise
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pnn.errors import UserError
 from pnn.plasticity import FasterUpdates, WarmUp, grow, heads, prune, warm_up_factor
@@ -109,6 +111,16 @@ def test_learning_moves_new_heads_m_times_as_far(built, texts):
         assert (more - 5 * once).abs().max() < 1e-6
     for once, more in zip(moves(after[1.0], grown, (0, 0)), moves(after[5.0], grown, (0, 0)), strict=True):
         assert torch.equal(once, more)
+
+
+def test_learning_falls_by_a_cosine_to_a_tenth(built, texts):
+    model, rates = copy.deepcopy(built("gpt2")), []
+    watch = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    try:
+        list(learn(model, [], lambda _: texts(model)[0], steps=5, peak_rate=1e-3, multiplier=1.0, seed=0))
+    finally:
+        watch.remove()
+    assert rates == pytest.approx([1e-4 + 9e-4 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(5)])
 
 
 def test_it_is_a_learning_rate_m_times_as_high(built, texts):

@@ -34,10 +34,22 @@ def test_masks_are_the_texts_own(model_of, rows, tokenizer):
     text = Text(rows[:-16], rows[-16:], special)
     found = held_out_loss(model_of("bert"), text)
     assert 0.08 < found["targets"] / text.held_out.numel() < 0.2
+    batch = text.inputs(text.held_out)
+    with torch.no_grad():
+        expected = F.cross_entropy(model_of("bert")(batch["input_ids"]).logits.flatten(0, 1), batch["labels"].flatten())
+    assert len(set((batch["labels"] != -100).sum(1).tolist())) > 1  # rows of different weight
+    assert found["perplexity"] == pytest.approx(math.exp(float(expected)), rel=1e-5)
     assert held_out_loss(model_of("bert"), text) == found
     one, again = (text.for_update(5, 4, seed=1) for _ in range(2))
     assert torch.equal(one["labels"], again["labels"])
     assert not torch.equal(one["input_ids"], text.for_update(5, 4, seed=2)["input_ids"])
+
+
+def test_every_epoch_has_all_rows_in_an_order_of_its_own(rows):
+    text = Text(rows[:8], rows[8:12])
+    epochs = [torch.cat([text.for_update(step, 4, seed=1)["input_ids"] for step in (at, at + 1)]) for at in (0, 2, 4)]
+    assert all({*map(tuple, epoch.tolist())} == {*map(tuple, rows[:8].tolist())} for epoch in epochs)
+    assert not any(torch.equal(epochs[a], epochs[b]) for a, b in ((0, 1), (1, 2), (0, 2)))
 
 
 def test_flops_are_those_of_the_bench_and_fall_with_heads(model_of):

@@ -71,6 +71,8 @@ def test_updates_saved_on_the_way_to_a_loss_that_both_reach():
     worse = [[0, 2.0], [50, 1.9], [100, 1.8]]  # never comes as low: the threshold is what it reaches
     assert updates_saved(slow, worse) == pytest.approx(1 - 90 / 18)
     assert updates_saved([[0, 1.0], [100, 1.2]], fast) == 0.0
+    early = [[0, 2.0], [10, 1.5], [100, 1.0]]  # half-way down five times as fast; nine tenths of the way are what counts
+    assert updates_saved(slow, early) == pytest.approx(1 - 82 / 90)
 
 
 def of_two(small_harm, large_harm, small=SMALL, large=LARGE):

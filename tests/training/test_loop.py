@@ -2,16 +2,18 @@
 
 import itertools
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 
 from pnn.config import TrainingConfig, load_config
 from pnn.errors import UserError
 from pnn.models import PNNConfig, PNNForMaskedLM
 from pnn.training.loop import Trainer
 from pnn.training.optim import learning_rate, make_optimizer
-from pnn.training.updates import Plan
+from pnn.training.updates import Plan, updates_ahead
 
 
 def test_a_smaller_batch_keeps_the_effective_batch(tiny_config, tmp_path):
@@ -87,6 +89,50 @@ def test_a_non_finite_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tiny
     assert good.resolve().name in err
     model = PNNForMaskedLM.from_pretrained(good)
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+class Killed(BaseException):
+    """As sudden as a signal: nobody catches it."""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_best_is_the_lowest_of_all_evaluations_also_after_a_resume(tiny_config, tmp_path, monkeypatch, killed):
+    losses, alive = {2: 3.0, 4: 1.0, 6: 2.0, 8: 1.5}, [not killed]
+
+    def measured(trainer):
+        if trainer.step == 6 and not alive[0]:
+            alive[0] = True
+            raise Killed
+        return {"validation_loss": losses[trainer.step]}
+
+    monkeypatch.setattr(Trainer, "_evaluation", measured)
+    config = load_config(str(tiny_config(training={"max_steps": 8, "evaluate_every": 2, "save_every": 2})))
+    with pytest.raises(Killed) if killed else nullcontext():
+        Trainer(config, tmp_path / "run", quiet=True).train()
+    if killed:
+        Trainer(config, tmp_path / "run", resume=True, quiet=True).train()
+    assert (tmp_path / "run" / "checkpoints" / "best").resolve().name == "step-000004"
+    state = json.loads((tmp_path / "run" / "checkpoints" / "last" / "trainer_state.json").read_text())
+    assert (state["step"], state["best_step"], state["best_loss"]) == (8, 4, 1.0)
+
+
+def test_gradients_are_clipped_after_fp16_is_unscaled(tiny_config, tmp_path):
+    """A CPU computes in fp32, so that only the scale differs; fp16 itself is tested on a GPU."""
+    config, norms, weights = load_config(str(tiny_config(model={"dropout": 0.0}))), [], []
+    for scale in (None, 1024.0):
+        trainer = Trainer(config, tmp_path / str(scale), quiet=True)
+        accelerator = trainer.accelerator
+        if scale is not None:
+            accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            accelerator.native_amp, accelerator.state._mixed_precision = True, "fp16"
+            trainer.stepper = AcceleratedOptimizer(trainer.optimizer, device_placement=False, scaler=accelerator.scaler)
+            accelerator._optimizers = [trainer.stepper]
+        update = next(updates_ahead(trainer.stream, trainer.plan, 0, 1, 1))
+        norms.append(float(trainer.apply(update, 1e-3)[2]))
+        weights.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    assert norms[0] > 0
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    assert torch.allclose(weights[1], weights[0], atol=1e-5)
 
 
 def test_bf16_trains_on_a_cpu(tiny_config, tmp_path):

@@ -41,6 +41,13 @@ def take_steps(model, optimizer, count, first=0):
         optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_adams_averages_are_as_long_as_the_config_says(optimizer):
+    training = TrainingConfig(optimizer=optimizer, adam_beta1=0.8, adam_beta2=0.95)
+    groups = [group for group in make_optimizer(model(), training).param_groups if "betas" in group]
+    assert [group["betas"] for group in groups] == [(0.8, 0.95)] * 2
+
+
 def test_twenty_updates_are_those_of_torchs_muon_with_q_k_and_v_apart():
     ours = model()
     theirs = copy.deepcopy(ours)
