@@ -9,25 +9,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pnn.stats import Z95, bootstrap, bootstrap_together, ratio_interval, resampled_sums, student, t_quantile
+from pnn.stats import (
+    NOT_SUPPORTED,
+    Estimate,
+    bootstrap,
+    bootstrap_smallest,
+    bootstrap_together,
+    of_a_share,
+    ratio_interval,
+    resampled_sums,
+    student,
+    t_quantile,
+    verdict,
+)
+
+Z95 = 1.959963984540054
 
 
-def test_z_leaves_five_per_cent_outside():
-    assert math.erf(Z95 / math.sqrt(2)) == pytest.approx(0.95, abs=1e-12)
-
-
-def test_one_trial_a_sequence_is_the_binomial_interval():
+def test_one_trial_a_sequence_is_the_binomial_interval_with_students_t():
     hits = np.array([1.0] * 30 + [0.0] * 70)
     value, low, high = ratio_interval(hits, np.ones(100))
-    half = 1.959963984540054 * math.sqrt(0.3 * 0.7 / 99)
-    assert (value, low, high) == pytest.approx((0.3, 0.3 - half, 0.3 + half), abs=1e-12)
+    half = 1.984217 * math.sqrt(0.3 * 0.7 / 99)  # t of 99 degrees of freedom, from a table
+    assert (value, low, high) == pytest.approx((0.3, 0.3 - half, 0.3 + half), abs=1e-6)
 
 
 def test_a_small_case_by_hand():
     # p = 4/6; residuals 1 − 2·2/3 = −1/3, 3 − 4·2/3 = 1/3; Σr² = 2/9, times 2/1, root 2/3, over 6 trials
     value, low, high = ratio_interval(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
     assert value == pytest.approx(2 / 3)
-    assert high - value == pytest.approx(Z95 * (2 / 3) / 6)
+    assert high - value == pytest.approx(12.7062 * (2 / 3) / 6, rel=1e-5)
     assert value - low == pytest.approx(high - value)
 
 
@@ -86,7 +96,7 @@ def test_the_interval_follows_scale_order_and_copies(rows, copies):
     m, many = len(rows), len(rows) * copies
     value_of_copies, _, high_of_copies = ratio_interval(np.tile(hits, copies), np.tile(trials, copies))
     assert value_of_copies == pytest.approx(value)
-    shrink = math.sqrt((m - 1) / (many - 1))
+    shrink = math.sqrt((m - 1) / (many - 1)) * t_quantile(0.95, many - 1) / t_quantile(0.95, m - 1)
     assert high_of_copies - value == pytest.approx((high - value) * shrink, abs=1e-12)
 
 
@@ -140,8 +150,80 @@ def test_the_bootstrap_of_too_little_data_has_no_interval():
     assert bootstrap(np.array([[2.0, 4.0]]), ratio)[0] == 0.5
     assert all(map(math.isnan, bootstrap(np.array([[2.0, 4.0]]), ratio)[1:]))
     assert all(map(math.isnan, bootstrap(np.zeros((5, 2)), ratio)))
-    rare = bootstrap(np.array([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]), ratio)  # many draws have no trial at all
-    assert rare == (0.5, 0.5, 0.5)
+    rare = bootstrap(np.array([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]), ratio)  # one sequence alone says something
+    assert rare.value == 0.5
+    assert all(map(math.isnan, rare[1:]))
+
+
+@pytest.mark.parametrize(("sequences", "least"), [(4, 0.85), (6, 0.93), (10, 0.93)])
+def test_few_sequences_are_covered_as_often_as_many(sequences, least):
+    """Plain percentiles of four draws cover 0.79, of ten 0.90; z instead of t 0.85 and 0.92."""
+    rng, rounds, by_draws, by_formula = np.random.default_rng(2), 1500, 0, 0
+    for _ in range(rounds):
+        values = rng.normal(size=sequences)  # the true mean is 0
+        found = bootstrap(np.stack((values, np.ones(sequences)), 1), ratio, draws=400)
+        _, low, high = ratio_interval(values, np.ones(sequences))
+        by_draws += found.low <= 0 <= found.high
+        by_formula += low <= 0 <= high
+    assert by_formula / rounds == pytest.approx(0.95, abs=0.015)
+    assert least < by_draws / rounds < 0.985  # no draw lies beyond the most extreme of four
+
+
+def test_a_share_on_which_all_sequences_agree_has_room_for_one_that_does_not():
+    for right in (0.0, 1.0):
+        alone = ratio_interval(np.full(50, right), np.ones(50))
+        assert alone == (right, right, right)
+        value, low, high = of_a_share(alone, 50)
+        assert value == right
+        assert high - low == pytest.approx(1 - 0.025 ** (1 / 50))
+        assert (1 - (high - low)) ** 50 == pytest.approx(0.025)
+        assert 0 <= low <= high <= 1
+    assert of_a_share(Estimate(0.9, 0.7, 1.1), 9) == (0.9, 0.7, 1.0)
+    assert of_a_share(Estimate(0.9, 0.7, 0.95), 9) == (0.9, 0.7, 0.95)
+
+
+# The smallest of several ----------------------------------------------------------------------------------------------
+
+
+def nothing(sums):
+    return np.zeros((*sums.shape[:-1], 1))
+
+
+def share_covered(truth, others=(0.0,), rounds=400, sequences=60):
+    """How often the interval of min(truth) − min(others) covers it, and how often it is said to lie below."""
+    rng, columns = np.random.default_rng(7), np.array((*truth, *others))
+    smallest = min(truth) - min(others)
+    covered = below = 0
+    for _ in range(rounds):
+        totals = rng.normal(size=(sequences, len(columns))) + columns
+        less = (lambda sums: sums[..., len(truth) :] / sequences) if len(others) > 1 else nothing
+        found = bootstrap_smallest(totals, lambda sums: sums[..., : len(truth)] / sequences, less, draws=400)
+        covered += found.low <= smallest <= found.high
+        below += verdict(found, smallest - 1e-9) == NOT_SUPPORTED
+    return covered / rounds, below / rounds
+
+
+@pytest.mark.parametrize("truth", [(0.0,) * 4, (0.0, 0.3, 0.3, 0.3), (0.0, 0.05, 0.1, 5.0)])
+def test_the_smallest_of_several_is_covered_also_where_they_tie(truth):
+    """The draws of the minimum itself cover 0.48 of four that tie, and lie below it more often than not."""
+    covered, below = share_covered(truth)
+    assert covered >= 0.94
+    assert below < 0.05
+
+
+def test_the_smallest_less_the_smallest_of_others_is_covered():
+    for truth, others in (((0.5,) * 3, (0.0,) * 3), ((0.5, 1.0), (0.0, 0.0, 2.0)), ((0.0, 2.0), (0.0, 2.0))):
+        covered, below = share_covered(truth, others)
+        assert covered >= 0.94
+        assert below < 0.05
+
+
+def test_the_smallest_of_one_is_the_plain_bootstrap():
+    totals = np.random.default_rng(0).normal(size=(50, 2)) + 5
+    one = bootstrap_smallest(totals, lambda sums: ratio(sums)[..., None], nothing)
+    assert one == pytest.approx(bootstrap(totals, ratio))
+    alone = bootstrap_smallest(totals[:1], lambda sums: ratio(sums)[..., None], nothing)
+    assert math.isnan(alone.low)
 
 
 def test_intervals_together_are_wider_and_cover_together():
@@ -186,6 +268,11 @@ def test_one_interval_together_is_the_plain_one_and_a_constant_widens_nothing():
 )
 def test_quantiles_of_students_t(share, freedom, t):
     assert t_quantile(share, freedom) == pytest.approx(t, abs=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.95, 0.999])
+def test_the_expansion_for_many_degrees_of_freedom_joins_the_sum(share):
+    assert t_quantile(share, 1001) == pytest.approx(t_quantile(share, 1000), abs=1e-4)
 
 
 def test_many_degrees_of_freedom_are_the_normal_distribution():

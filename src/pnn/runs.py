@@ -176,7 +176,7 @@ def read_environment(run: Path) -> dict[str, Any]:
 
 def check_commit(run: Path) -> None:
     """Refuse a run that cannot say which code made it: its numbers are not to be published."""
-    if not read_environment(run).get("git"):
+    if not read_json(run / "environment.json").get("git"):
         raise UserError(
             f"{run}: its environment.json names no commit, so nobody could make its numbers again: "
             "`make stamp` before the code is copied to another machine, then train there"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pnn.results import EstimateJson, Finding
-from pnn.stats import bootstrap, verdict
+from pnn.stats import Estimate, bootstrap, bootstrap_smallest, of_a_share, verdict
 
 Array = NDArray[np.float64]
+Statistic = Callable[[Array], Array]
 
 
 class Totals:
@@ -40,11 +42,12 @@ class Totals:
         return name in self._sums
 
 
-def ratios(sums: Totals, above: str, below: str, scale: float = 1.0) -> list[EstimateJson]:
-    """Σ above / Σ below, column by column, each with its interval. One column below serves all above."""
+def ratios(sums: Totals, above: str, below: str, scale: float = 1.0, shares: bool = False) -> list[EstimateJson]:
+    """Σ above / Σ below, column by column, each with its interval. One column below serves all above. Shares lie in [0, 1]."""
     top, bottom = sums.of(above) * scale, sums.of(below)
     columns = [np.stack((top[:, i], bottom[:, i if bottom.shape[1] > 1 else 0]), 1) for i in range(top.shape[1])]
-    return [bootstrap(column, ratio).as_json() for column in columns]
+    found = [(bootstrap(column, ratio), int((column[:, 1] > 0).sum())) for column in columns]
+    return [(of_a_share(one, sequences) if shares else one).as_json() for one, sequences in found]
 
 
 def ratio(sums: Array) -> Array:
@@ -65,24 +68,62 @@ def two_ratios(totals: Totals, above: str, below: str, one: int, other: int) -> 
     return np.stack((top[:, one], bottom[:, one], top[:, other], bottom[:, other]), 1)
 
 
+def nothing(sums: Array) -> Array:
+    return np.zeros((*sums.shape[:-1], 1))
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The smallest of several statistics, sums (…, K) → values (…, M), less the smallest of others: what is said of every step
+    or of every part is judged part by part (`stats.bootstrap_smallest`)."""
+
+    parts: Statistic
+    less: Statistic = nothing
+
+    def __sub__(self, other: Smallest) -> Smallest:
+        """(min a − min b) − (min c − min d) = min (a + d) − min (b + c), over all pairs."""
+        return Smallest(_added(self.parts, other.less), _added(self.less, other.parts))
+
+    def value(self, sums: Array) -> float:
+        return float(self.parts(sums).min() - self.less(sums).min())
+
+    def estimate(self, totals: Array) -> Estimate:
+        return bootstrap_smallest(totals, self.parts, self.less)
+
+
+def _added(one: Statistic, other: Statistic) -> Statistic:
+    def pairs(sums: Array) -> Array:
+        both: Array = one(sums)[..., None] + other(sums)[..., None, :]
+        return both.reshape(*both.shape[:-2], -1)
+
+    return pairs
+
+
+def _smallest(statistic: Statistic | Smallest) -> Smallest:
+    """One statistic is the smallest of one."""
+    return statistic if isinstance(statistic, Smallest) else Smallest(lambda sums: statistic(sums)[..., None])
+
+
 def finding(
     hypothesis: str,
     measure: str,
     totals: Array,
-    statistic: Callable[[Array], Array],
+    statistic: Statistic | Smallest,
     *,
     margin: float = 0.0,
     control: str | None = None,
-    control_statistic: Callable[[Array], Array] | None = None,
+    control_statistic: Statistic | Smallest | None = None,
 ) -> Finding:
     """One hypothesis, tested: the effect, its control and the verdict. Both statistics read the same per-sequence totals, so
     that their difference is paired."""
-    effect = bootstrap(totals, statistic)
+    judged = _smallest(statistic)
+    effect = judged.estimate(totals)
     found: Finding = {"hypothesis": hypothesis, "measure": measure, "effect": effect.as_json(), "margin": margin}
     beyond = None
     if control is not None and control_statistic is not None:
-        beyond = bootstrap(totals, lambda sums: statistic(sums) - control_statistic(sums))
-        found["control"] = {"what": control, **bootstrap(totals, control_statistic).as_json()}
+        compared = _smallest(control_statistic)
+        beyond = (judged - compared).estimate(totals)
+        found["control"] = {"what": control, **compared.estimate(totals).as_json()}
         found["effect_beyond_control"] = beyond.as_json()
     found["verdict"] = verdict(effect, margin, beyond)
     return found

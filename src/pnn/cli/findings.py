@@ -25,6 +25,10 @@ def print_findings(findings: Mapping[str, Finding]) -> None:
             console.print(Text(" " * INDENT + row), soft_wrap=True)
     if findings:
         console.print("95 % intervals over sequences; an effect has to exceed its margin and beat its control.")
+    if len(findings) > 1:
+        console.print(
+            f"Each of the {len(findings)} verdicts stands alone: of 40 effects at their margins, chance supports one."
+        )
 
 
 def _numbers(found: Finding) -> list[str]:

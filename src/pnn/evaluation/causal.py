@@ -30,7 +30,7 @@ from pnn.evaluation.reading import to_device
 from pnn.models.lean import padded_vocabulary
 from pnn.models.registry import kind_of
 from pnn.results import CausalText
-from pnn.stats import ratio_interval
+from pnn.stats import of_a_share, ratio_interval
 
 
 @torch.no_grad()
@@ -65,7 +65,7 @@ def evaluate_causal(
     loss_of = torch.stack(losses).double().cpu().numpy()
     right_of = torch.stack(right).double().cpu().numpy()
     loss, low, high = ratio_interval(loss_of, windows)
-    accuracy, accuracy_low, accuracy_high = ratio_interval(right_of, windows)
+    accuracy, accuracy_low, accuracy_high = of_a_share(ratio_interval(right_of, windows), len(windows))
     words, size = _text_size(tokens, stream)
     return {
         "source": tokens.manifest["name"],

@@ -24,7 +24,7 @@ from pnn.errors import UserError
 from pnn.evaluation.reading import states_at, to_device
 from pnn.models.base import MaskedLMBase
 from pnn.results import Accuracy, Commonest, MaskedScores, MaskedText
-from pnn.stats import ratio_interval
+from pnn.stats import of_a_share, ratio_interval
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,9 @@ def summarise(record: TargetRecord, num_sequences: int) -> MaskedScores:
 
     def accuracy(chosen: NDArray[np.bool_] | None = None) -> Accuracy:
         trials = per_sequence(np.ones(len(sequence)), chosen)
-        rows = [ratio_interval(per_sequence(step, chosen), trials) for step in correct.astype(float)]
-        intervals = [[max(0.0, low), min(1.0, high)] for _, low, high in rows]
+        alone = [ratio_interval(per_sequence(step, chosen), trials) for step in correct.astype(float)]
+        rows = [of_a_share(step, int((trials > 0).sum())) for step in alone]
+        intervals = [[low, high] for _, low, high in rows]
         return {
             "targets": int(trials.sum()),
             "accuracy": rows[-1].value,

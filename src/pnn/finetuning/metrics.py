@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pnn.finetuning.tasks import Task
-from pnn.stats import middle
+from pnn.stats import Estimate, middle, of_a_share
 
 Numbers = NDArray[np.float64]
 Groups = NDArray[np.int64]
@@ -121,7 +121,9 @@ def interval(task: Task, runs: list[dict[str, dict[str, Any]]], draws: int = 500
             else:
                 chosen[name] = _draw_units(units, generator)
         drawn.append(float(np.mean([score(measure_sets(task, _drawn(sets, chosen))) for sets in runs])))
-    return list(middle(drawn))
+    units = min(len(one["labels"]) if one.get("units") is None else len(np.unique(one["units"])) for one in runs[0].values())
+    low, high = middle(drawn, units)
+    return list(of_a_share(Estimate(low, low, high), units)[1:] if low == high else (low, high))
 
 
 def _draw_units(units: Groups, generator: np.random.Generator) -> tuple[NDArray[np.int64], Groups]:

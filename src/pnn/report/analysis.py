@@ -51,7 +51,8 @@ def _intro(run: Run[Any]) -> str:
         measured += f"The accuracies above are of another checkpoint, {evaluated}. "
     return measured + (
         "An effect is signed so that a positive one speaks for the hypothesis. Supported means that its 95 % interval lies "
-        "above a margin, and above the effect of a control where there is one; not supported, that one of the two lies below."
+        "above a margin, and above the effect of a control where there is one; not supported, that one of the two lies below. "
+        "Each verdict stands alone: of forty effects that lie at their margins, chance supports one."
     )
 
 

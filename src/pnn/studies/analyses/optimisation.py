@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from pnn.analysis.controls import shuffled
 from pnn.analysis.subject import Subject
-from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
+from pnn.analysis.totals import Array, Smallest, Totals, finding, ratio, ratios
 from pnn.analysis.trace import trace_batch
 from pnn.models.base import MaskedLMBase
 from pnn.models.registry import kind_of
@@ -84,7 +83,7 @@ def run(subject: Subject) -> dict[str, Any]:
         "steps_run": steps,
         "targets": int(totals.of("targets").sum()),
         "loss_by_step": ratios(totals, "loss", "targets"),
-        "accuracy_by_step": ratios(totals, "correct", "targets"),
+        "accuracy_by_step": ratios(totals, "correct", "targets", shares=True),
         "alignment_by_step": ratios(totals, "cosine", "targets"),
         "shuffled_alignment_by_step": ratios(totals, "shuffled cosine", "targets"),
         "findings": _findings(totals, trained),
@@ -94,30 +93,30 @@ def run(subject: Subject) -> dict[str, Any]:
 def _findings(totals: Totals, trained: int) -> dict[str, Finding]:
     targets = totals.of("targets")
 
-    def smallest_fall(sums: Array) -> Array:
-        return np.minimum.reduce([ratio(sums[..., [a, -1]]) - ratio(sums[..., [b, -1]]) for a, b in steps])
+    def falls(sums: Array) -> Array:
+        losses = np.stack([ratio(sums[..., [t, -1]]) for t in range(trained + 1)], -1)
+        return -np.diff(losses)
 
-    def weakest(sums: Array, first: int) -> Array:
-        return np.minimum.reduce([ratio(sums[..., [first + t, -1]]) for t in range(trained)])
+    def cosines(sums: Array, first: int) -> Array:
+        return np.stack([ratio(sums[..., [first + t, -1]]) for t in range(trained)], -1)
 
-    steps = list(itertools.pairwise(range(trained + 1)))
     aligned, mixed = (totals.of(name)[:, :trained] for name in ("cosine", "shuffled cosine"))
     return {
         "loss_falls_at_every_step": finding(
             ABOUT.hypotheses["loss_falls_at_every_step"],
             "smallest fall of the loss from one step to the next, nats",
             np.concatenate((totals.of("loss")[:, : trained + 1], targets), 1),
-            smallest_fall,
+            Smallest(falls),
             margin=MARGIN,
         ),
         "updates_point_downhill": finding(
             ABOUT.hypotheses["updates_point_downhill"],
             "smallest mean cosine between Δ and −∂ℓ/∂h among the steps",
             np.concatenate((aligned, mixed, targets), 1),
-            lambda sums: weakest(sums, 0),
+            Smallest(lambda sums: cosines(sums, 0)),
             margin=MARGIN,
             control="gradients for labels shuffled among the targets",
-            control_statistic=lambda sums: weakest(sums, trained),
+            control_statistic=Smallest(lambda sums: cosines(sums, trained)),
         ),
         "more_steps_than_trained_help": finding(
             ABOUT.hypotheses["more_steps_than_trained_help"],

@@ -115,4 +115,4 @@ def agreement(sums: Array, tokens: Array) -> Estimate:
     halves = [np.flatnonzero((np.arange(GROUPS) % 2 == parity) & (tokens > 0)) for parity in (0, 1)]
     generator = np.random.default_rng(0)
     draws = [between(*(generator.choice(half, len(half)) for half in halves)) for _ in range(DRAWS)]
-    return Estimate(between(*halves), *middle(draws))
+    return Estimate(between(*halves), *middle(draws, min(map(len, halves))))

@@ -6,13 +6,12 @@ puts the FFN last by construction. Ours ranks by mean ablation and asks whether 
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 
 from pnn.analysis.subject import Subject, accuracy_drop, drop_of, plain_metrics
-from pnn.analysis.totals import Array, finding
+from pnn.analysis.totals import Array, Smallest, finding
 from pnn.studies.evidence.optogenetics import undone_by_norm
 from pnn.studies.registry import Experiment
 
@@ -48,10 +47,9 @@ def run(subject: Subject) -> dict[str, Any]:
     ablated = {c: drop_of(base, subject.ablated(c)) for c in components}
     order = sorted(components, key=lambda c: -ablated[c]["accuracy_drop"]["value"])
 
-    def smallest_gap(sums: Array) -> Array:
+    def gaps(sums: Array) -> Array:
         """Between neighbours of the ranking found on the whole text."""
-        drops = [accuracy_drop(sums, 0, 1 + i) for i in range(len(order))]
-        return np.minimum.reduce([a - b for a, b in itertools.pairwise(drops)])
+        return -np.diff(np.stack([accuracy_drop(sums, 0, 1 + i) for i in range(len(order))], -1))
 
     return {
         "published": {
@@ -67,7 +65,7 @@ def run(subject: Subject) -> dict[str, Any]:
             ABOUT.hypotheses["layer_importance"],
             "smallest gap in accuracy drop under mean ablation between neighbours in the ranking",
             np.concatenate([base, *(subject.ablated(c) for c in order)], 1),
-            smallest_gap,
+            Smallest(gaps),
             margin=MARGIN,
         ),
     }

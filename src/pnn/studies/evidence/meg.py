@@ -6,14 +6,13 @@ What can be tested is whether the cycle settles: the update gets smaller from ev
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import torch
 
 from pnn.analysis.subject import Subject, with_steps
-from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
+from pnn.analysis.totals import Array, Smallest, Totals, finding, ratio, ratios
 from pnn.analysis.trace import Trace, trace_batch
 from pnn.studies.registry import Experiment
 
@@ -57,10 +56,10 @@ def run(subject: Subject) -> dict[str, Any]:
         totals.add("untrained", trace.sequence, torch.stack(activity(control)["hidden_update"], 1))
     published["activity_magnitude"] = published["hidden_update"]  # identical by construction
 
-    def smallest_fall(sums: Array, first: int) -> Array:
+    def falls(sums: Array, first: int) -> Array:
         """As a share of the first step's update."""
-        size = [ratio(sums[..., [first + t, -1]]) for t in range(steps)]
-        return np.minimum.reduce([a - b for a, b in itertools.pairwise(size)]) / size[0]
+        sizes = np.stack([ratio(sums[..., [first + t, -1]]) for t in range(steps)], -1)
+        return -np.diff(sizes) / sizes[..., :1]
 
     return {
         "published": {
@@ -73,9 +72,9 @@ def run(subject: Subject) -> dict[str, Any]:
             ABOUT.hypotheses["meg"],
             "smallest fall of mean |Δ| from one step to the next, as a share of the first",
             np.concatenate((totals.of("hidden_update"), totals.of("untrained"), totals.of("tokens")), 1),
-            lambda sums: smallest_fall(sums, 0),
+            Smallest(lambda sums: falls(sums, 0)),
             margin=0.01,
             control="the same model untrained",
-            control_statistic=lambda sums: smallest_fall(sums, steps),
+            control_statistic=Smallest(lambda sums: falls(sums, steps)),
         ),
     }

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pnn.analysis.subject import Subject, with_steps
-from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
+from pnn.analysis.totals import Array, Smallest, Statistic, Totals, finding, ratio, ratios
 from pnn.analysis.trace import Trace, trace_batch
 from pnn.studies.registry import Experiment
 
@@ -54,25 +54,28 @@ def run(subject: Subject) -> dict[str, Any]:
         totals.add("untrained", trace.sequence, participation(control))
         patterns += torch.stack([h.double().sum(0).cpu() for h in trace.states])
 
-    def middle_is_narrower(sums: Array, first: int) -> Array:
+    def narrower_middle(first: int) -> Smallest:
         """The narrower of the outer steps less the narrowest middle one."""
-        share = [ratio(sums[..., [first + t, -1]]) for t in range(steps)]
-        return np.minimum(share[0], share[-1]) - np.minimum.reduce(share[1:-1])
+
+        def of(*numbers: int) -> Statistic:
+            return lambda sums: np.stack([ratio(sums[..., [first + t, -1]]) for t in numbers], -1)
+
+        return Smallest(of(0, steps - 1), less=of(*range(1, steps - 1)))
 
     columns = np.concatenate((totals.of("trained"), totals.of("untrained"), totals.of("tokens")), 1)
     return {
         "published": _published(patterns.numpy() / totals.of("tokens").sum()),
         "participation_by_step": ratios(totals, "trained", "tokens"),
         "untrained_participation_by_step": ratios(totals, "untrained", "tokens"),
-        "permutation_p": _permutation_p(columns, steps, middle_is_narrower),
+        "permutation_p": _permutation_p(columns, steps, narrower_middle(0)),
         **finding(
             ABOUT.hypotheses["modeling"],
             "share of dimensions taking part in Δ: narrower outer step − narrowest middle step",
             columns,
-            lambda sums: middle_is_narrower(sums, 0),
+            narrower_middle(0),
             margin=0.01,
             control="the same model untrained",
-            control_statistic=lambda sums: middle_is_narrower(sums, steps),
+            control_statistic=narrower_middle(steps),
         ),
     }
 
@@ -93,13 +96,13 @@ def _published(patterns: Array) -> dict[str, Any]:
     return {"activation_patterns": {n: p.tolist() for n, p in zip(names, stages, strict=True)}, "brain_hypothesis_test": tested}
 
 
-def _permutation_p(columns: Array, steps: int, statistic: Any) -> float:
+def _permutation_p(columns: Array, steps: int, statistic: Smallest) -> float:
     """How often the effect is as large when each sequence's steps are put in another order."""
     generator = np.random.default_rng(0)
-    observed = statistic(columns.sum(0), 0)
+    observed = statistic.value(columns.sum(0))
     as_large = 0
     for _ in range(PERMUTATIONS):
         order = generator.permuted(np.tile(np.arange(steps), (len(columns), 1)), axis=1)
         mixed = np.concatenate((np.take_along_axis(columns[:, :steps], order, 1), columns[:, steps:]), 1)
-        as_large += statistic(mixed.sum(0), 0) >= observed
+        as_large += statistic.value(mixed.sum(0)) >= observed
     return float((as_large + 1) / (PERMUTATIONS + 1))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pnn.analysis.subject import Subject, accuracy_drop, drop_of, plain_metrics
-from pnn.analysis.totals import Array, finding
+from pnn.analysis.totals import Array, Smallest, finding
 from pnn.analysis.trace import blocks_of
 from pnn.studies.registry import Experiment
 
@@ -47,8 +47,8 @@ def run(subject: Subject) -> dict[str, Any]:
     conditions += [subject.naive_ablated(c) for c in components]
     count = len(components)
 
-    def smallest_drop(sums: Array, baseline: int) -> Array:
-        return np.minimum.reduce([accuracy_drop(sums, baseline, baseline + 1 + i) for i in range(count)])
+    def drops(sums: Array, baseline: int) -> Array:
+        return np.stack([accuracy_drop(sums, baseline, baseline + 1 + i) for i in range(count)], -1)
 
     return {
         "published": published,
@@ -62,10 +62,10 @@ def run(subject: Subject) -> dict[str, Any]:
             ABOUT.hypotheses["optogenetics"].format(parts=", ".join(components)),
             "smallest drop of accuracy among them under mean ablation at all steps",
             np.concatenate(conditions, 1),
-            lambda sums: smallest_drop(sums, 0),
+            Smallest(lambda sums: drops(sums, 0)),
             margin=MARGIN,
             control="the same ablations of the untrained model",
-            control_statistic=lambda sums: smallest_drop(sums, count + 1),
+            control_statistic=Smallest(lambda sums: drops(sums, count + 1)),
         ),
     }
 
