@@ -116,6 +116,19 @@ def test_best_is_the_lowest_of_all_evaluations_also_after_a_resume(tiny_config, 
     assert (state["step"], state["best_step"], state["best_loss"]) == (8, 4, 1.0)
 
 
+def test_what_a_kill_left_unfinished_is_gone_when_the_run_goes_on(tiny_config, tmp_path):
+    run, config = (
+        tmp_path / "run",
+        load_config(str(tiny_config(training={"max_steps": 4, "evaluate_every": 2, "save_every": 2}))),
+    )
+    run.mkdir()
+    for resume in (False, True):  # killed at its very first file, and later
+        for leftover in (".config.yaml.partial-4194305", ".metrics.jsonl.partial-4194305"):  # no such process
+            (run / leftover).write_text("half")
+        Trainer(config, run, resume=resume, quiet=True).train()
+        assert not list(run.rglob("*.partial-*"))
+
+
 def test_gradients_are_clipped_after_fp16_is_unscaled(tiny_config, tmp_path):
     """A CPU computes in fp32, so that only the scale differs; fp16 itself is tested on a GPU."""
     config, norms, weights = load_config(str(tiny_config(model={"dropout": 0.0}))), [], []
