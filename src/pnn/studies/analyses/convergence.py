@@ -25,7 +25,7 @@ from pnn.analysis.subject import Subject
 from pnn.analysis.totals import Array, Totals, difference_of_ratios, finding, ratios, two_ratios
 from pnn.analysis.trace import trace_batch
 from pnn.data import synthetic
-from pnn.evaluation.masked import best_possible, is_embedded
+from pnn.evaluation.masked import best_possible, embedded_corpus
 from pnn.results import Finding
 from pnn.studies.registry import Analysis
 
@@ -129,7 +129,7 @@ def described(totals: Totals, source: str, steps: int) -> dict[str, Any]:
 def run(subject: Subject) -> dict[str, Any]:
     """What analysis/convergence.json holds."""
     text, totals = subject.text, Totals(len(subject.text))
-    embedded = is_embedded(text.tokens.manifest)
+    corpus = embedded_corpus(text.tokens.manifest)
     steps = 0
     for batch in text.batches():
         trace, control = trace_batch(subject.model, batch), trace_batch(subject.naive, batch)
@@ -141,8 +141,8 @@ def run(subject: Subject) -> dict[str, Any]:
         totals.count("targets", sequence)
         for name in ("correct", "confidence", "probability"):
             totals.add(name, sequence, torch.stack([getattr(reading, name) for reading in trace.readings], 1))
-        if embedded:
-            _add_true_difficulty(totals, trace.batch, predictions)
+        if corpus is not None:
+            _add_true_difficulty(totals, trace.batch, predictions, corpus)
     result: dict[str, Any] = {
         "num_steps": steps,
         "targets": int(totals.of("targets").sum()),
@@ -154,7 +154,7 @@ def run(subject: Subject) -> dict[str, Any]:
     if steps > 1:  # else the paper's measure is 1 for every token
         result["findings"]["hard_tokens_converge_later"] = _later(totals, "hard_tokens_converge_later", "convergence")
     result["findings"]["hard_tokens_settle_later"] = _later(totals, "hard_tokens_settle_later", "settled by class")
-    if embedded:
+    if corpus is not None:
         result["true_difficulty"] = _true_difficulty(totals, steps)
         result["findings"]["uncertain_tokens_settle_later"] = _later_by_truth(totals)
     return result
@@ -178,10 +178,10 @@ def _later(totals: Totals, name: str, measure: str) -> Finding:
 # The embedded corpus, where the best possible prediction is known ----------------------------------------------------
 
 
-def _add_true_difficulty(totals: Totals, batch: Any, predictions: Tensor) -> None:
+def _add_true_difficulty(totals: Totals, batch: Any, predictions: Tensor, corpus: str) -> None:
     packed, positions = batch.packed, batch.masked.positions
-    best = torch.from_numpy(best_possible(packed.input_ids.numpy(), packed.cu_seqlens.numpy(), positions.numpy()))
-    kinds = torch.from_numpy(synthetic.language().kind_of_word[batch.masked.labels.numpy()])
+    best = torch.from_numpy(best_possible(packed.input_ids.numpy(), packed.cu_seqlens.numpy(), positions.numpy(), corpus))
+    kinds = torch.from_numpy(synthetic.language(corpus).kind_of_word[batch.masked.labels.numpy()])
     sequence, settled = batch.sequence[positions], settled_step(predictions.cpu())
     known = torch.stack((best > CERTAIN, best < UNCERTAIN), 1)
     totals.add("known", sequence, known)
