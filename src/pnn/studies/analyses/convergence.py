@@ -47,6 +47,7 @@ ABOUT = Analysis(
         "The first two rows are the paper's panels: its convergence step asks whether two predictions in a row agree, not "
         "whether they are right or final. Its easy tokens are those that step 0 gets right. Step 0 sees only [MASK] and a "
         "position, so they are the places whose answer is the usual word there, not tokens that are easy to understand. "
+        "The paper has 4.9 % easy, 44.4 % medium and 50.7 % hard tokens, with mean convergence steps 1.53, 2.29 and 2.60. "
         "The rows below show from when on a prediction is final and when it is right for the "
         "first time. Grey marks are controls."
     ),

@@ -32,7 +32,8 @@ ABOUT = Analysis(
     picture=(
         "The paper's four panels pool all tokens. The panels by kind of token show which humps and shifts belong to masked or "
         "special tokens alone; grey lines are the same model untrained. Gates select where they differ within a token, so "
-        "their spread over a token's dimensions says how selective they are, not how many are above one half."
+        "their spread over a token's dimensions says how selective they are, not how many are above one half. The paper has "
+        "mean gates of 0.61, 0.54, 0.51 and 0.60 after its four steps, and 77, 58, 53 and 67 % above one half."
     ),
     hypotheses={
         "gates_become_more_selective": "gates become more selective from step to step: they differ more within a token",
