@@ -67,7 +67,7 @@ def rows(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     lines = [
-        "| | parameters | accuracy, by seed | of facts | difference to the first, over seeds and sequences | over seeds | does it hold? |",
+        "| | parameters | accuracy, by seed | of facts | difference (seeds, sequences) | over seeds | does it hold? |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in found.items():
@@ -90,7 +90,7 @@ def answer(found: dict[str, dict[str, Any]]) -> str:
         if row.get("holds")
     ]
     said = "; ".join(told) if told else "nothing"
-    return f"Against {100 * first['accuracy']['value']:.1f} % of the first, of {len(others)} changes these hold over seeds: {said}."
+    return f"The first has {100 * first['accuracy']['value']:.1f} %; of {len(others)} changes these differences hold: {said}."
 
 
 def main() -> None:
@@ -102,8 +102,8 @@ def main() -> None:
         HERE / "result.json",
         {
             "question": "What does each part of a PNN do at a small size, on a corpus that is not at its ceiling?",
-            "protocol": "configs/pnn.yaml and the others, which extend it: the harder embedded corpus, 1,000 updates of about 1,000 "
-            "tokens, Muon at one rate for all, accuracy on 1,000 held-out paragraphs under the same masks; differences "
+            "protocol": "configs/pnn.yaml and the others, which extend it: the harder embedded corpus, 1,000 updates of about "
+            "1,000 tokens, Muon at one rate for all, accuracy on 1,000 held-out paragraphs under the same masks; differences "
             "paired by seed and sequence",
             "seeds": result["arms"][0]["seeds"],
             "metrics": {"best_possible": result["ceiling"], "best_possible_of_facts": result["facts_ceiling"], "arms": found},

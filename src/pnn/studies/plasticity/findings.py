@@ -174,12 +174,13 @@ def guided_growth_helps(found: Results) -> Json:
         by_strategy[strategy] = {"more_than_random": more, "verdict": judged(more, BETTER)}
     nothing = Arm(CYCLE.prune, CYCLE.prune_by)
     gains = {strategy: found.each(growing(strategy), performance, nothing) for strategy in GROW_BY}
-    best = max(gains, key=lambda strategy: float(np.mean(gains[strategy])))
+    mean_gains = {strategy: float(np.mean(by_seed)) for strategy, by_seed in gains.items()}
+    best = max(mean_gains, key=lambda strategy: mean_gains[strategy])
     gain = estimate(gains[best])
     result: Json = {"best_growth": best, "best_growth_gains": gain, "by_strategy": by_strategy}
     if judged(gain, BETTER) == NOT_SUPPORTED:
         reason = (
-            f"growing by {best}, the best way, gains {100 * gain['value']:.2f} points of PPL₀/PPL over growing nothing, "
+            f"growing by {best}, the best way, gains {100 * mean_gains[best]:.2f} points of PPL₀/PPL over growing nothing, "
             f"less than the {100 * BETTER:g} that a strategy has to be ahead of random by"
         )
         return {"verdict": UNTESTABLE, "reason": reason, **result}
