@@ -43,7 +43,6 @@ def copy_in(sweep: Path) -> None:
         evaluations = [read_json(run / "evaluation.json") for run in runs]
         arm["facts_by_seed"] = [one["by_kind"]["fact"]["accuracy"] for one in evaluations]
         result["ceiling"], result["facts_ceiling"] = evaluations[0]["ceiling"], evaluations[0]["by_kind"]["fact"]["ceiling"]
-        result["commit"] = read_json(runs[0] / "environment.json")["git"]
     write_json(MEASURED, {**result, "configs": [Path(config).name for config in result["configs"]]})
 
 
