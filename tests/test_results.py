@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,37 @@ def test_a_task_that_lacks_a_model_counts_in_no_mean(capsys):
         "| **mean of 2** | | | 25.0 | 25.0 | 50.0 | 50.0 | 50.0 |",
         "| **mean of 1, without wnli** | | | 25.0 | 25.0 | 50.0 | 50.0 | 50.0 |",
     ]
+
+
+def test_evidence_that_was_measured_earlier_is_judged_by_the_spread_of_gates(tmp_path, monkeypatch):
+    """Not by the share above one half, which its own finding is about. A finding that is there is taken as it is."""
+    collect = script("pnn_evidence/collect")
+    claim = collect.CLAIMS["Gates become increasingly selective"]
+    spread = [one["value"] for one in collect.analysed("published", "gates")["spread_within_token_by_step"]]
+    found = collect.finding("published", claim)
+    assert found["effect"]["value"] == pytest.approx(min(b - a for a, b in pairwise(spread)))
+    assert (found["verdict"], "measured" in found) == ("not supported", True)
+    old = json.loads((collect.MEASURED / "published" / "analysis" / "gates.json").read_text())
+    assert [one["verdict"] for one in old["findings"].values()] == ["supported"]
+
+    monkeypatch.setattr(collect, "MEASURED", tmp_path)
+    write(tmp_path / "new" / "analysis" / "gates.json", {"findings": {claim[1]: {"verdict": "supported"}}})
+    assert collect.finding("new", claim) == {"verdict": "supported"}
+
+
+def test_evidence_leaves_out_what_step_0_gets_right(tmp_path, monkeypatch):
+    collect = script("pnn_evidence/collect")
+    monkeypatch.setattr(collect, "MEASURED", tmp_path)
+
+    def classes(medium, hard):
+        steps = {"easy": 0.0, "medium": medium, "hard": hard}
+        return {"classes": {n: {"settled_step": {"value": s, "interval": [s - 0.1, s + 0.1]}} for n, s in steps.items()}}
+
+    claim = collect.CLAIMS["… also among tokens that step 0 gets wrong"]
+    for medium, hard, verdict in ((1.0, 2.0, "supported"), (2.0, 2.0, "undecided"), (2.0, 1.0, "not supported")):
+        run = {**classes(medium, hard), "controls": {"shuffled": classes(1.0, 1.1)}, "findings": {}}
+        write(tmp_path / "old" / "analysis" / "convergence.json", run)
+        assert collect.finding("old", claim)["verdict"] == verdict
 
 
 @pytest.mark.parametrize("data", ["data", "/text/data"])

@@ -103,6 +103,9 @@ def verdicts(result: dict[str, Any]) -> str:
             stages = [[by_model[model]["by_ratio"][ratio]["after_learning"] for ratio in ("0.3", "0.5")] for model in models]
             rises = [[100 * stage["rise"]["value"] for stage in both] for both in stages]
             cells = [f"{cell}: {third:+.1f} %, at half {half:+.1f}" for cell, (third, half) in zip(cells, rises, strict=True)]
+        if name == "F1":
+            gains = (100 * by_model[model]["best_growth_gains"]["value"] for model in models)
+            cells = [f"{cell}: the best growth gains {gain:.2f} points" for cell, gain in zip(cells, gains, strict=True)]
         if name == "F3":
             shares = (by_model[model]["share_that_can_go"] for model in models)
             cells = [f"{100 * share['value']:.0f} % can go" for share in shares]

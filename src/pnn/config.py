@@ -29,7 +29,9 @@ T = TypeVar("T")
 
 @dataclass
 class DataConfig:
-    train: str = "synthetic"  # "synthetic", files (a path or glob), a folder of token shards, or a hub name: c4, owner/name …
+    train: str = (
+        "synthetic"  # "synthetic", "synthetic_hard", files (a path or glob), token shards, or a hub name: c4, owner/name …
+    )
     validation: str = "tail"  # another source, or "tail": the last sequences of the training source, held out
     validation_sequences: int = 2000  # how many sequences "tail" holds out; of another source, at most so many are used
     tokenizer: str = "corpus"  # a name, a folder, tokenizer.json, vocab.txt, or "corpus": made from the training text

@@ -108,6 +108,14 @@ def test_the_embedded_corpus_is_a_source_of_its_paragraphs():
     assert identities[0] == identities[1] != identities[2]
 
 
+def test_the_harder_embedded_corpus_is_another_one():
+    hard = lines_of("synthetic_hard", synthetic_paragraphs=7)
+    assert hard == list(synthetic.paragraphs(7, 0, "synthetic_hard"))
+    assert not set(hard) & set(lines_of("synthetic", synthetic_paragraphs=7))
+    one, other = (open_source(name, DataConfig(synthetic_paragraphs=7)).identity for name in synthetic.RULES)
+    assert one != other
+
+
 # Filter and marks -----------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from beside import VOCABULARY
 
 import pnn
 from pnn.config import DataConfig
+from pnn.data import synthetic
 from pnn.data.masking import SpecialTokens, content_keys, select
 from pnn.data.shards import prepare
 from pnn.evaluation.masked import evaluate_masked
@@ -180,3 +181,22 @@ def test_the_ceiling_is_left_out_where_it_does_not_apply(prepared_folder):
         assert result["targets"] > 0
         assert "ceiling" not in result
         assert "by_kind" not in result
+
+
+def test_the_harder_corpus_has_its_own_ceiling_and_kinds(prepared_folder):
+    data = DataConfig(train="synthetic_hard", synthetic_paragraphs=60, validation_sequences=30, max_length=64)
+    data.prepared = str(prepared_folder)
+    hard = prepare(data, lambda items, _: items)
+    lang = synthetic.language("synthetic_hard")
+    assert len(hard.tokenizer) == len(lang.words)
+    result = evaluate_masked(tiny(vocab_size=len(lang.words)), hard.validation, hard.validation_sequences, mask_probability=0.3)
+    targets, best = np.zeros(len(synthetic.KINDS)), 0.0
+    special = SpecialTokens(hard.tokenizer.mask_token_id, len(lang.words), tuple(hard.tokenizer.all_special_ids))
+    for index in hard.validation_sequences:
+        ids = hard.validation.take(np.array([index]))
+        keys = torch.from_numpy(np.repeat(content_keys(ids, np.array([len(ids)])), len(ids)))
+        chosen = select(torch.from_numpy(ids), keys, torch.arange(len(ids)), special, 0.3, 0).numpy()
+        targets += np.bincount(lang.kind_of_word[ids[chosen]], minlength=len(targets))
+        best += synthetic.best_prediction_probability(ids[1:-1], chosen[1:-1], "synthetic_hard").sum()
+    assert result["ceiling"] == pytest.approx(best / targets.sum())
+    assert {kind: one["targets"] for kind, one in result["by_kind"].items()} == dict(zip(synthetic.KINDS, targets, strict=True))

@@ -114,10 +114,17 @@ def test_gates_histograms_are_shares_of_each_kind_of_token(analysed) -> None:
 
 def test_gates_show_the_untrained_model_beside_the_trained(analysed) -> None:
     result = analysed("gates", "three steps")
-    lines = [line for line in panel(gates(result), "open").lines if len(line.get_xdata()) == 3 and line.get_marker() == "o"]
-    drawn = [list(line.get_ydata()) for line in lines]
-    wanted = [[one["value"] for one in result[name]] for name in ("open_by_step", "untrained_open_by_step")]
-    assert drawn == wanted
+    for title, measure in (("above 0.5", "open_by_step"), ("Spread within", "spread_within_token_by_step")):
+        lines = [line for line in panel(gates(result), title).lines if len(line.get_xdata()) == 3 and line.get_marker() == "o"]
+        drawn = [list(line.get_ydata()) for line in lines]
+        assert drawn == [[one["value"] for one in result[name]] for name in (measure, f"untrained_{measure}")]
+
+
+def test_gates_of_an_older_analysis_have_no_spread_of_the_untrained_model(analysed) -> None:
+    result = analysed("gates", "three steps")
+    del result["untrained_spread_within_token_by_step"]
+    lines = [line for line in panel(gates(result), "Spread within").lines if len(line.get_xdata()) == 3]
+    assert [line.get_marker() for line in lines if line.get_marker() == "o"] == ["o"]
 
 
 @pytest.mark.parametrize("model", ["one step", "three steps"])

@@ -284,6 +284,15 @@ def test_the_sample_paragraph_shows_every_kind(pnn: Path) -> None:
     assert {f"kind {kind}" for kind in KINDS} == set(re.findall(r'class="([^"]*)"', sample[1]))
 
 
+def test_a_run_on_the_harder_corpus_is_explained_by_its_own_facts(pnn: Path, tmp_path: Path) -> None:
+    result = json.loads((pnn / "evaluation.json").read_text())
+    (pnn / "evaluation.json").write_text(json.dumps(result | {"source": "synthetic_hard"}))
+    text = read(write_report([pnn], tmp_path / "report.html")).text
+    assert "The harder embedded corpus is a small language made by code." in text
+    assert "a place with its river and trade, a month with its season and a colour: what one of them says holds in all" in text
+    assert "The embedded corpus is" not in text
+
+
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / part / "pnn", [0.1, 0.5, 0.6]) for part in ("a", "b")]
     assert [run.name for run in load_runs(folders)] == ["a/pnn", "b/pnn"]

@@ -26,6 +26,25 @@ def test_an_empty_class_has_no_mean():
     assert summary["medium"]["share"] == 0.75
 
 
+def test_answers_that_are_frequent_and_settle_early_make_no_difference_at_equal_frequency():
+    """Medium tokens have frequent answers here, hard ones rare answers; within an octave both settle at the same step."""
+    counts = np.array([[0, 10, 90], [0, 90, 10]])  # octaves × (easy, medium, hard)
+    steps = counts * np.array([[3], [1]])
+    pooled = steps.sum(0) / counts.sum(0).clip(1)
+    assert pooled[convergence.HARD] - pooled[convergence.MEDIUM] == pytest.approx(1.6)
+    assert convergence.later_within_octaves(np.concatenate((steps.ravel(), counts.ravel()))) == pytest.approx(0)
+
+
+def test_hard_less_medium_within_octaves():
+    """An octave counts by m·n/(m + n); one without medium or hard tokens says nothing."""
+    counts = np.array([[5, 1, 1], [0, 2, 2], [0, 0, 7]])
+    steps = counts * np.array([[1, 1, 2], [1, 1, 4], [1, 1, 9]])
+    sums = np.concatenate((steps.ravel(), counts.ravel()))
+    assert convergence.later_within_octaves(sums) == pytest.approx((0.5 * 1 + 1 * 3) / 1.5)
+    assert convergence.later_within_octaves(np.stack((sums, sums))) == pytest.approx([7 / 3, 7 / 3])
+    assert np.isnan(convergence.later_within_octaves(np.zeros(6)))
+
+
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.integers(0, 3))
 def test_steps_of_one_token(predictions, label):
     """Against definitions written as loops."""

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from planted import ANSWER, EASY, FREE, HARD, MEDIUM, WIDTH, WRONG, answers, model, tables, text
+from planted import ANSWER, EASY, FREE, HARD, MEDIUM, WIDTH, WRONG, answers, model, tables, text, word
 
 from pnn.analysis.subject import Subject
+from pnn.data.tokenizers import of_synthetic_language
 from pnn.studies.run import perform
 
 ALL = range(32)
@@ -37,12 +38,29 @@ def test_hard_tokens_that_keep_changing_converge_later():
     found = analysed("convergence", model(delta), text())["findings"]
     assert found["hard_tokens_converge_later"]["verdict"] == "supported"
     assert found["hard_tokens_settle_later"]["verdict"] == "supported"
+    assert found["hard_tokens_settle_later_at_equal_frequency"]["verdict"] == "supported"
 
 
 def test_hard_tokens_that_stay_wrong_do_not():
     found = analysed("convergence", model(answers(tables(), step=3)), text())["findings"]
     assert found["hard_tokens_converge_later"]["verdict"] == "not supported"
     assert found["hard_tokens_settle_later"]["verdict"] == "not supported"
+    assert found["hard_tokens_settle_later_at_equal_frequency"]["verdict"] == "not supported"
+
+
+def test_easy_tokens_of_one_word_and_of_several():
+    """A step 0 that guesses one word everywhere is right where that word is the answer, and nowhere else."""
+    several = analysed("convergence", model(answers(tables())), text())
+    assert several["findings"]["easy_tokens_are_one_word"]["verdict"] == "not supported"  # six words, by their positions
+    constant = model(answers(tables()))
+    with torch.no_grad():
+        constant.head.decoder.bias[word(1)] = 20.0
+    one = analysed("convergence", constant, text())
+    assert one["findings"]["easy_tokens_are_one_word"]["verdict"] == "supported"
+    shares = [one["step_0"][f"share_of_{what}"] for what in ("guesses", "easy_targets", "targets")]
+    assert shares == [1.0, 1.0, one["classes"]["easy"]["share"]]
+    assert one["step_0"]["guess"] == of_synthetic_language(32).convert_ids_to_tokens(word(1))
+    assert one["classes"]["medium"]["share"] == several["classes"]["medium"]["share"]  # it is only step 0 that is constant
 
 
 @pytest.mark.parametrize(("sizes", "expected"), [((8, 4, 2, 1), "supported"), ((1, 2, 4, 8), "not supported")])
@@ -180,14 +198,24 @@ def test_an_ffn_halved_behind_a_norm_is_no_intervention():
     assert not perform("optogenetics", Subject(model(answers(tables(), size=0.4)), text()))["undone_by_norm"]
 
 
-@pytest.mark.parametrize(("shares", "expected"), [((1.0, 0.7, 0.4, 0.2), "supported"), ((0.5, 0.5, 0.5, 0.5), "not supported")])
-def test_gates_that_close_and_gates_that_stay(shares, expected):
+@pytest.mark.parametrize(
+    ("shut", "open_", "expected"),
+    [
+        ((0.4, 0.3, 0.2, 0.1), (0.6, 0.7, 0.8, 0.9), "supported"),  # as many above one half at every step, ever further apart
+        ((0.1, 0.2, 0.3, 0.4), (0.9, 0.8, 0.7, 0.6), "not supported"),
+        ((0.6, 0.4, 0.3, 0.2), (0.7, 0.5, 0.4, 0.3), "not supported"),  # they close, as far apart as they were
+    ],
+)
+def test_gates_that_differ_more_within_a_token_and_gates_that_only_close(shut, open_, expected):
     gate = tables()
-    for step, share in enumerate(shares):
-        gate[step, :, : int(share * WIDTH)] = 0.9
+    for step in range(4):
+        gate[step, :, ::2], gate[step, :, 1::2] = shut[step], open_[step]
     found = analysed("gates", model(answers(tables()), gate), text())
-    assert found["findings"]["gates_close_step_by_step"]["verdict"] == expected
-    assert [row["value"] for row in found["open_by_step"]] == pytest.approx([int(s * WIDTH) / WIDTH for s in shares])
+    assert found["findings"]["gates_become_more_selective"]["verdict"] == expected
+    spread = [row["value"] for row in found["spread_within_token_by_step"]]
+    half = [(high - low) / 2 * (WIDTH / (WIDTH - 1)) ** 0.5 for low, high in zip(shut, open_, strict=True)]
+    assert spread == pytest.approx(half, rel=1e-5)
+    assert found["open_by_step"][0]["value"] == pytest.approx((shut[0] > 0.5) / 2 + (open_[0] > 0.5) / 2)
 
 
 def test_a_path_that_goes_downhill_and_one_that_does_not():

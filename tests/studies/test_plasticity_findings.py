@@ -57,6 +57,23 @@ def test_guided_growth_helps_or_not(strategy):
     assert verdict("F1", noise=0.05) == "undecided"
 
 
+def test_where_growth_gains_next_to_nothing_no_strategy_can_be_ahead():
+    def no_gain(arm):
+        return 0.5 * arm.prune - 0.0003 * (arm.grow > 0)
+
+    models = {"floor": SMALL, "grows": LARGE}
+    arms = {"floor": planted(SMALL, harm=no_gain), "grows": planted(LARGE)}
+    floor = findings({"floor": SMALL}, {"floor": arms["floor"]})["findings"]["F1"]
+    assert floor["verdict"] == "untestable"
+    one = floor["by_model"]["floor"]
+    assert one["best_growth_gains"]["interval"][1] < 0.01
+    assert f"gains {100 * one['best_growth_gains']['value']:.2f} points" in one["reason"]
+    both = findings(models, arms)["findings"]["F1"]
+    assert both["verdict"] == "not supported"  # by the model that can be asked
+    assert [one["verdict"] for one in both["by_model"].values()] == ["untestable", "not supported"]
+    assert "reason" not in both["by_model"]["grows"]
+
+
 def test_faster_heads_help_or_not():
     assert verdict("F2", speed=lambda arm: 20 - 2 * arm.multiplier) == "supported"
     assert verdict("F2") == "not supported"
@@ -140,6 +157,8 @@ def test_seeds_are_paired():
 def test_a_finding_is_about_all_models():
     assert of_all(["supported", "supported"]) == "supported"
     assert of_all(["supported", "undecided"]) == "undecided"
+    assert of_all(["supported", "untestable"]) == "supported"
+    assert of_all(["untestable", "untestable"]) == "untestable"
     assert of_all(["supported", "undecided", "not supported"]) == "not supported"
     assert of_any(["undecided", "supported"]) == "supported"
     assert of_any(["undecided", "not supported"]) == "undecided"

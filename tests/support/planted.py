@@ -13,6 +13,7 @@ from torch import nn
 import pnn
 from pnn.analysis.trace import Text
 from pnn.data.masking import SpecialTokens
+from pnn.data.tokenizers import of_synthetic_language
 from pnn.nn.refiner import Refinement
 
 CLS, SEP, MASK = 2, 3, 4
@@ -39,6 +40,9 @@ class Lines:
         ]
         self.lengths = np.array([len(row) for row in self.rows])
         self.manifest = {"name": "planted", "recipe": {"source": {}, "tokenizer": "", "text": {}}, "max_length": 32}
+
+    def tokenizer(self):
+        return of_synthetic_language(32)  # any one with as many words
 
     def take(self, sequences):
         return np.concatenate([self.rows[i] for i in sequences])

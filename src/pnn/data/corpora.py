@@ -46,9 +46,9 @@ class Source:
 
 
 def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
-    if name == "synthetic":
-        identity = {"synthetic": data.synthetic_paragraphs, "language": synthetic.fingerprint()}
-        return Source(name, identity, lambda: _records(synthetic.paragraphs(data.synthetic_paragraphs, seed=0)), True)
+    if name in synthetic.RULES:
+        identity = {"synthetic": data.synthetic_paragraphs, "language": synthetic.fingerprint(name)}
+        return Source(name, identity, lambda: _records(synthetic.paragraphs(data.synthetic_paragraphs, 0, name)), True)
     if (Path(name) / MANIFEST).is_file():
         return _as_tokens(Path(name))
     if _looks_like_files(name):
@@ -57,7 +57,7 @@ def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
         records = all(_plain_name(file.name).endswith((".jsonl", ".parquet")) for file in files)
         return Source(name, identity, lambda: _file_lines(files, data.text_column), records)
     if name not in HUB and "/" not in name:
-        raise UserError(f'no corpus "{name}": not a file, and not a known name{did_you_mean(name, [*HUB, "synthetic"])}')
+        raise UserError(f'no corpus "{name}": not a file, and not a known name{did_you_mean(name, [*HUB, *synthetic.RULES])}')
     return _hub_source(name, data, split)
 
 

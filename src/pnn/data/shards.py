@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
 from pnn.config import DataConfig
-from pnn.data import corpora, tokenizers
+from pnn.data import corpora, synthetic, tokenizers
 from pnn.data.tally import Tally
 from pnn.errors import UserError
 from pnn.files import new_folder, sha256, write_json
@@ -171,8 +171,8 @@ def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progres
         return tokenizer
     if source.shards is not None:
         return TokenSet(source.shards).tokenizer()
-    if source.name == "synthetic":
-        return tokenizers.of_synthetic_language(data.max_length)
+    if source.name in synthetic.RULES:
+        return tokenizers.of_synthetic_language(data.max_length, source.name)
     # Trained once, kept beside the shards under the fingerprint of the text it was trained on.
     recipe = {"source": source.identity, "vocab_size": data.vocab_size, "text": _text_recipe(data)}
     folder = Path(data.prepared) / f"tokenizer-{_digest(recipe)}"

@@ -80,9 +80,9 @@ def trained_on(lines: Iterable[str], vocab_size: int, max_length: int) -> PreTra
     return from_pieces(vocabulary, max_length)
 
 
-def of_synthetic_language(max_length: int) -> PreTrainedTokenizerFast:
+def of_synthetic_language(max_length: int, corpus: str = "synthetic") -> PreTrainedTokenizerFast:
     """One token a word, in the language's own numbering."""
-    backend = Tokenizer(models.WordLevel(synthetic.language().ids, unk_token="[UNK]"))
+    backend = Tokenizer(models.WordLevel(synthetic.language(corpus).ids, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend = _frame(backend)
     backend.add_special_tokens(list(SPECIAL.values()))

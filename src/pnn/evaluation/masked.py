@@ -35,7 +35,8 @@ class TargetRecord:
     token: NDArray[np.int64]
     correct: NDArray[np.bool_]  # (steps + 1, targets)
     loss: NDArray[np.float32]  # (steps + 1, targets)
-    best: NDArray[np.float64] | None  # embedded corpus: best possible probability
+    corpus: str | None  # which embedded corpus, if any
+    best: NDArray[np.float64] | None  # its best possible probability
 
 
 @torch.no_grad()
@@ -54,7 +55,7 @@ def evaluate_masked(
     """Evaluate on `sequences` of a token set; returns what evaluation.json holds for it, and the totals of every sequence."""
     tokenizer = tokens.tokenizer()
     special = special_tokens(tokenizer)
-    on_embedded = is_embedded(tokens.manifest)
+    corpus = embedded_corpus(tokens.manifest)
     was_training = model.training
     model.eval()
     sequence, token, best, correct, loss = [], [], [], [], []
@@ -72,15 +73,16 @@ def evaluate_masked(
             positions, borders = masked.positions.numpy(), packed.cu_seqlens.numpy()
             sequence.append(indices[np.searchsorted(borders, positions, side="right") - 1])
             token.append(masked.labels.numpy())
-            if on_embedded:
-                best.append(best_possible(packed.input_ids.numpy(), borders, positions))
+            if corpus is not None:
+                best.append(best_possible(packed.input_ids.numpy(), borders, positions, corpus))
     model.train(was_training)
     record = TargetRecord(
         sequence=np.concatenate(sequence),
         token=np.concatenate(token),
         correct=torch.cat(correct, dim=1).cpu().numpy(),
         loss=torch.cat(loss, dim=1).cpu().numpy(),
-        best=np.concatenate(best) if on_embedded else None,
+        corpus=corpus,
+        best=np.concatenate(best) if corpus is not None else None,
     )
     return {
         "source": tokens.manifest["name"],
@@ -94,11 +96,12 @@ def evaluate_masked(
     }
 
 
-def is_embedded(manifest: dict[str, Any]) -> bool:
-    """Whether these are whole paragraphs of the embedded corpus, a token a word: what the ceiling is computed for."""
-    if "synthetic" not in manifest["recipe"]["source"] or manifest["max_length"] < synthetic.longest_paragraph() + 2:
-        return False
-    return manifest["recipe"]["tokenizer"] == fingerprint(of_synthetic_language(manifest["max_length"]))
+def embedded_corpus(manifest: dict[str, Any]) -> str | None:
+    """Which embedded corpus these are whole paragraphs of, one token per word: what the ceiling is computed for."""
+    corpus, longest = manifest["name"], manifest["max_length"]
+    if corpus not in synthetic.RULES or longest < synthetic.longest_paragraph(corpus) + 2:
+        return None
+    return corpus if manifest["recipe"]["tokenizer"] == fingerprint(of_synthetic_language(longest, corpus)) else None
 
 
 def commonest(targets: NDArray[np.int64], tokenizer: Any) -> Commonest:
@@ -111,13 +114,15 @@ def _read_out(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor,
     return logits.argmax(-1) == labels, F.cross_entropy(logits.float(), labels, reduction="none")
 
 
-def best_possible(ids: NDArray[np.int64], borders: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+def best_possible(
+    ids: NDArray[np.int64], borders: NDArray[np.int32], positions: NDArray[np.int64], corpus: str
+) -> NDArray[np.float64]:
     masked = np.zeros(len(ids), dtype=bool)
     masked[positions] = True
     best = np.zeros(len(ids))
     for start, stop in zip(borders[:-1] + 1, borders[1:] - 1, strict=True):  # without [CLS] and [SEP]
         if masked[start:stop].any():
-            best[start:stop] = synthetic.best_prediction_probability(ids[start:stop], masked[start:stop])
+            best[start:stop] = synthetic.best_prediction_probability(ids[start:stop], masked[start:stop], corpus)
     return best[positions]
 
 
@@ -159,9 +164,9 @@ def summarise(record: TargetRecord, num_sequences: int) -> MaskedScores:
             "loss": per_sequence(loss[last]).round(6).tolist(),
         },
     }
-    if record.best is not None:
+    if record.corpus is not None and record.best is not None:
         best = record.best
-        kinds = synthetic.language().kind_of_word[token]
+        kinds = synthetic.language(record.corpus).kind_of_word[token]
         result["ceiling"] = ratio_interval(per_sequence(best), trials).value
         result["by_kind"] = {
             name: {

@@ -157,7 +157,8 @@ def _kinds(runs: Sequence[MaskedRun], pictures: Path) -> Html:
         )
     picture = _picture(figure, "accuracy_by_kind", pictures, "Accuracy by kind of word, as in the table below")
     heading = "Which words need the further steps?" if any(run.is_refiner for run in split) else "Which words are hard?"
-    return section(heading, tag("p", reading), picture, kinds_tables(split), corpus_note())
+    corpora = dict.fromkeys(run.evaluation["source"] for run in split)
+    return section(heading, tag("p", reading), picture, kinds_tables(split), *map(corpus_note, corpora))
 
 
 def _other_sets(runs: Sequence[MaskedRun]) -> Html:

@@ -30,7 +30,7 @@ def title(runs: Sequence[Run[Any]]) -> str:
 
 
 def text_name(source: str) -> str:
-    return "the embedded corpus" if source == "synthetic" else source
+    return {"synthetic": "the embedded corpus", "synthetic_hard": "the harder embedded corpus"}.get(source, source)
 
 
 def summary(runs: Sequence[MaskedRun]) -> Html:

@@ -36,8 +36,9 @@ def gates(result: Json) -> Figure:
     steps = result["num_steps"]
     figure = Figure(figsize=(WIDTH, 10.0 + 0.06 * steps), layout="constrained")
     grid = GridSpec(4, 6, figure, height_ratios=(1, 0.5 + 0.03 * steps, 1, 1))
-    _means(figure.add_subplot(grid[0, :3]), result)
-    _open(figure.add_subplot(grid[0, 3:]), result)
+    _means(figure.add_subplot(grid[0, :2]), result)
+    _open(figure.add_subplot(grid[0, 2:4]), result)
+    _spread(figure.add_subplot(grid[0, 4:]), result)
     _dimensions(figure, figure.add_subplot(grid[1, :]), result)
     _pooled(figure.add_subplot(grid[2, :3]), result)
     _by_kind(figure.add_subplot(grid[2, 3:]), result)
@@ -48,7 +49,8 @@ def gates(result: Json) -> Figure:
     first.set_ylabel("share of the kind's tokens (%)")
     from_zero(first)
     keys = [Line2D([], [], color=shade, lw=2, label=f"step {t}") for t, shade in enumerate(shades(steps), 1)]
-    figure.legend(handles=keys, loc="outside upper center", ncols=min(steps, 8))
+    keys.append(Line2D([], [], color=CONTROL, marker="o", ms=4, mfc="white", ls=(0, (4, 2)), label="model untrained"))
+    figure.legend(handles=keys, loc="outside upper center", ncols=min(steps + 1, 6))
     write_verdicts(figure, result["findings"])
     return figure
 
@@ -59,7 +61,7 @@ def _means(axes: Axes, result: Json) -> None:
     axes.errorbar(steps, values, result["deviation_by_step"], color=BLUE, marker="o", ms=4.5, lw=1.6, elinewidth=1, capsize=3)
     axes.axhline(0.5, color=QUIET, lw=0.9, ls="--")
     axes.set(ylabel="gate", ylim=(0, 1))
-    titled(axes, "Mean gate ± deviation over all gates")
+    titled(axes, "Mean ± deviation of all gates")
     step_axis(axes, 1, result["num_steps"])
 
 
@@ -68,14 +70,23 @@ def _open(axes: Axes, result: Json) -> None:
     line(axes, steps, result["open_by_step"], BLUE)
     line(axes, steps, result["untrained_open_by_step"], CONTROL, **PALE)
     axes.axhline(0.5, color=QUIET, lw=0.9, ls="--")
-    axes.set(ylabel="gates above 0.5 (%)")
     axes.margins(y=0.2)
     at_least(axes, 0.05)
     per_cent_axis(axes)
     step_axis(axes, 1, result["num_steps"])
-    keys = [Line2D([], [], color=BLUE, marker="o", ms=4.5, label="trained")]
-    keys.append(Line2D([], [], color=CONTROL, marker="o", ms=4, mfc="white", ls=(0, (4, 2)), label="model untrained"))
-    titled(axes, "Share of gates that are open", keys)
+    titled(axes, "Gates above 0.5 (%)")
+
+
+def _spread(axes: Axes, result: Json) -> None:
+    """How selective gates are. Results of before this was the measure have no spread of the untrained model."""
+    steps = np.arange(1, result["num_steps"] + 1)
+    line(axes, steps, result["spread_within_token_by_step"], BLUE)
+    if "untrained_spread_within_token_by_step" in result:
+        line(axes, steps, result["untrained_spread_within_token_by_step"], CONTROL, **PALE)
+    from_zero(axes)
+    axes.margins(y=0.2)
+    step_axis(axes, 1, result["num_steps"])
+    titled(axes, "Spread within a token")
 
 
 def _dimensions(figure: Figure, axes: Axes, result: Json) -> None:

@@ -5,7 +5,8 @@ The published findings, what each is taken to mean here, and what its verdict is
     F0  30–50 % of heads can go with minimal degradation      perplexity at most 5 % above that of the control, by the best
                                                               measure, at 30 %; 50 % and "right after pruning" stand beside it
     F1  growth by gradient or entropy gap recovers 92–95 %    PPL₀/PPL, strategy less random: a point (0.01) or more
-        of performance, at random 85–90 %
+        of performance, at random 85–90 %                     untestable where the best strategy gains less than that over
+                                                              growing nothing
     F2  5 × the learning rate on new heads: 12 % faster       share of updates saved on the way to a loss that both reach: 0.05
     F3  larger models: prune more, regrow less                both: the share of heads that can go within 5 % with none grown,
                                                               large less small of one architecture: 0.05 or more; and what
@@ -16,7 +17,7 @@ The published findings, what each is taken to mean here, and what its verdict is
 The control was trained as long on the same rows and lost no head. Differences are paired by seed; intervals are Student's t
 over seeds, 95 %, of losses (so of perplexities' ratios), one question at a time. Supported: the interval lies beyond the
 margin; not supported: it lies on the other side; undecided: neither. A finding is about models in general: it is supported if
-it is for every model, not supported if for one it is not.
+it is for every model, not supported if for one it is not; models on which it is untestable say nothing.
 
 "The best measure" of F0 is chosen by the numbers that are then judged, which favours the claim. F2's threshold lies nine tenths
 of the way from the loss after growth to the worse of the two ends, so that both reach it; updates between evaluations are
@@ -54,6 +55,7 @@ MOVED = 0.05  # of the share of heads
 FEWER = 0.15  # of the parameters
 THRESHOLD = 0.9  # of the way down
 GUIDED = ("gradient", "entropy_gap")
+UNTESTABLE = "untestable"
 
 
 def findings(models: Mapping[str, Json], arms: Mapping[str, Sequence[Json]]) -> Json:
@@ -124,7 +126,10 @@ def opposite(said: str) -> str:
 
 
 def of_all(verdicts: Iterable[str]) -> str:
-    found = set(verdicts)
+    given = set(verdicts)
+    found = given - {UNTESTABLE}
+    if given and not found:
+        return UNTESTABLE
     return NOT_SUPPORTED if NOT_SUPPORTED in found else SUPPORTED if found == {SUPPORTED} else UNDECIDED
 
 
@@ -167,7 +172,19 @@ def guided_growth_helps(found: Results) -> Json:
     for strategy in GUIDED:
         more = estimate(found.each(growing(strategy), performance, growing("random")))
         by_strategy[strategy] = {"more_than_random": more, "verdict": judged(more, BETTER)}
-    return {"verdict": of_any(one["verdict"] for one in by_strategy.values()), "by_strategy": by_strategy}
+    nothing = Arm(CYCLE.prune, CYCLE.prune_by)
+    gains = {strategy: found.each(growing(strategy), performance, nothing) for strategy in GROW_BY}
+    mean_gains = {strategy: float(np.mean(by_seed)) for strategy, by_seed in gains.items()}
+    best = max(mean_gains, key=lambda strategy: mean_gains[strategy])
+    gain = estimate(gains[best])
+    result: Json = {"best_growth": best, "best_growth_gains": gain, "by_strategy": by_strategy}
+    if judged(gain, BETTER) == NOT_SUPPORTED:
+        reason = (
+            f"growing by {best}, the best way, gains {100 * mean_gains[best]:.2f} points of PPL₀/PPL over growing nothing, "
+            f"less than the {100 * BETTER:g} that a strategy has to be ahead of random by"
+        )
+        return {"verdict": UNTESTABLE, "reason": reason, **result}
+    return {"verdict": of_any(one["verdict"] for one in by_strategy.values()), **result}
 
 
 def growing(strategy: str) -> Arm:
