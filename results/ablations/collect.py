@@ -29,7 +29,7 @@ NAMES = {
     "delta_rule": "overwrite along one direction (`update: delta`)",
     "four_refiners_twice": "four refiners, each twice",
     "rewrite": "propose the whole next state (`update: rewrite`)",
-    "rewrite_four_refiners_twice": "the same, four refiners, each twice",
+    "rewrite_four_refiners_twice": "`update: rewrite`, four refiners, each twice",
 }
 
 
@@ -43,6 +43,7 @@ def copy_in(sweep: Path) -> None:
         evaluations = [read_json(run / "evaluation.json") for run in runs]
         arm["facts_by_seed"] = [one["by_kind"]["fact"]["accuracy"] for one in evaluations]
         result["ceiling"], result["facts_ceiling"] = evaluations[0]["ceiling"], evaluations[0]["by_kind"]["fact"]["ceiling"]
+    MEASURED.parent.mkdir(exist_ok=True)
     write_json(MEASURED, {**result, "configs": [Path(config).name for config in result["configs"]]})
 
 
