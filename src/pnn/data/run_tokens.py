@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from pnn.config import DataConfig
 from pnn.data import shards
 from pnn.data.shards import Prepared, Progress, TokenSet
-from pnn.data.tokenizers import fingerprint
+from pnn.data.tokenizers import text_fingerprint
 from pnn.errors import UserError
 from pnn.files import write_json
 from pnn.progress import say
@@ -54,7 +54,7 @@ def held_out(
     if tokens is None:
         tokens = shards.prepare(data, progress).validation
         check_same_text(run, tokens)
-    if tokens.manifest["recipe"]["tokenizer"] != fingerprint(tokenizer):
+    if tokens.manifest["recipe"]["tokenizer"] != text_fingerprint(tokenizer):
         raise UserError(f"{run}: the tokenizer of its checkpoint is not the one that its config names: they do not match")
     return tokens, shards.held_out(tokens, data)
 

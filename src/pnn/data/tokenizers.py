@@ -1,14 +1,16 @@
 """Tokenizers: by name, by file, or made from the corpus. All come back as `PreTrainedTokenizerFast` without
-`token_type_ids`, for which our models have no place. Ours put [CLS] … [SEP] around a sequence."""
+`token_type_ids`, for which our models have no place. Ours put [CLS] … [SEP] around a sequence; those saved with a decoder leave
+it open (`to_continue`)."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pnn.data import synthetic
@@ -142,6 +144,32 @@ def end_of_text(tokenizer: PreTrainedTokenizerFast) -> int:
         if token is not None:
             return int(token)
     raise UserError("the tokenizer has neither an end-of-text token nor a [SEP], and documents need one between them")
+
+
+def to_continue(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same for a decoder's folder, so that `generate` and pipelines continue a prompt: nothing is put around a text, [SEP] is
+    its end, padding lies on the left, and new words begin with the space that parts them from what is there. One that knows an
+    end of text, as GPT-2's does, is as it should be."""
+    if tokenizer.eos_token is not None or tokenizer.sep_token is None:
+        return tokenizer
+    end, opened = tokenizer.sep_token, copy.deepcopy(tokenizer)
+    backend = opened.backend_tokenizer
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A", pair=f"$A {end} $B", special_tokens=[(end, tokenizer.sep_token_id)]
+    )
+    if isinstance(backend.model, models.WordPiece | models.WordLevel):
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace(Regex("^"), " "), decoders.Replace(Regex("^ ##"), "")]  # each piece's own beginning
+        )
+    opened.bos_token = opened.eos_token = end
+    opened.padding_side = "left"
+    opened.init_kwargs |= {"padding_side": "left", "text_fingerprint": fingerprint(tokenizer)}  # what is saved
+    return opened
+
+
+def text_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Of the tokenizer that a decoder's text was made with."""
+    return tokenizer.init_kwargs.get("text_fingerprint") or fingerprint(tokenizer)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:

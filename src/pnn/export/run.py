@@ -17,7 +17,7 @@ from pnn.export.card import model_card
 from pnn.export.loading import open_for_export
 from pnn.export.remote_code import check_ours, write_remote_code
 from pnn.files import new_folder, write_checksums, write_text
-from pnn.models.loading import note_untrained_steps
+from pnn.models.loading import note_untrained_steps, save_tokenizer
 from pnn.models.registry import kind_of
 
 FILE_SIZE = "48MB"  # of weights in bf16: git hosts warn from 50 MB on
@@ -62,7 +62,7 @@ def export_run(
                 _save_in_bf16(exported.model, partial)
             else:
                 exported.model.save_pretrained(partial)
-            exported.tokenizer.save_pretrained(partial)
+            save_tokenizer(exported.tokenizer, exported.model, partial)
             if remote_code:
                 write_remote_code(partial, exported.model)
             if with_onnx:

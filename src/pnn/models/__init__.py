@@ -5,15 +5,19 @@ from pnn.models.bert import (
     BertBaselineConfig,
     BertBaselineForMaskedLM,
     BertBaselineForMultipleChoice,
+    BertBaselineForQuestionAnswering,
     BertBaselineForSequenceClassification,
+    BertBaselineForTokenClassification,
     BertBaselineModel,
 )
-from pnn.models.ddl import DDLConfig, DDLForCausalLM, DDLModel
+from pnn.models.ddl import DDLConfig, DDLForCausalLM, DDLForSequenceClassification, DDLModel
 from pnn.models.pnn import (
     PNNConfig,
     PNNForMaskedLM,
     PNNForMultipleChoice,
+    PNNForQuestionAnswering,
     PNNForSequenceClassification,
+    PNNForTokenClassification,
     PNNModel,
 )
 
@@ -21,14 +25,19 @@ __all__ = [
     "BertBaselineConfig",
     "BertBaselineForMaskedLM",
     "BertBaselineForMultipleChoice",
+    "BertBaselineForQuestionAnswering",
     "BertBaselineForSequenceClassification",
+    "BertBaselineForTokenClassification",
     "BertBaselineModel",
     "DDLConfig",
     "DDLForCausalLM",
+    "DDLForSequenceClassification",
     "DDLModel",
     "PNNConfig",
     "PNNForMaskedLM",
     "PNNForMultipleChoice",
+    "PNNForQuestionAnswering",
     "PNNForSequenceClassification",
+    "PNNForTokenClassification",
     "PNNModel",
 ]

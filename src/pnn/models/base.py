@@ -1,7 +1,8 @@
-"""What PNN and the BERT baseline share: how inputs are arranged, how weights start, and the three heads.
+"""What PNN and the BERT baseline share: how inputs are arranged, how weights start, and the head that predicts masked tokens.
 
 An encoder turns tokens into `states`: h⁰ (the embeddings), h¹, …, hᵀ, one per refinement step or layer. A head reads
-them. All are `PreTrainedModel`s, so `save_pretrained`, pipelines and the HF `Trainer` work with no adapter.
+them (the other heads: `models/heads`). All are `PreTrainedModel`s, so `save_pretrained`, pipelines and the HF `Trainer` work
+with no adapter.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
+from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn.embeddings import TokenPositionEmbeddings
 from pnn.nn.fast import for_kernels
 from pnn.nn.feed_forward import FEED_FORWARDS
@@ -25,22 +26,27 @@ from pnn.nn.rotary import rotation
 from pnn.objectives import IGNORE, step_weighted_loss
 
 ROTARY_BASE = 10000.0
-KEYS_TO_IGNORE = ["step_losses", "states", "deltas", "gates"]  # what HF Trainer's predictions leave out: logits remain
+# What HF Trainer's predictions leave out: logits remain
+KEYS_TO_IGNORE = ["step_losses", "states", "deltas", "gates", "last_loss", "hidden_states", "attentions"]
 
 
 @dataclass
 class EncoderOutput(ModelOutput):
-    """`states`: T+1 tensors h⁰ … hᵀ. `deltas` and `gates`: T tensors each, on request and where the model has them."""
+    """`states`: T+1 tensors h⁰ … hᵀ. `deltas` and `gates`: T tensors each, on request and where the model has them.
+    transformers' names: `hidden_states` are the states, `attentions` one (B, heads, L, L) tensor for each step or layer."""
 
     last_hidden_state: Tensor | None = None
     states: tuple[Tensor, ...] | None = None
     deltas: tuple[Tensor, ...] | None = None
     gates: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class MaskedLMOutput(ModelOutput):
-    """`step_losses`: the unweighted loss of each supervised step, without gradient."""
+    """`step_losses`: the unweighted loss of each supervised step, without gradient; `last_loss`: the last of them, which is
+    what a model that is read once has for a loss."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -48,14 +54,9 @@ class MaskedLMOutput(ModelOutput):
     states: tuple[Tensor, ...] | None = None
     deltas: tuple[Tensor, ...] | None = None
     gates: tuple[Tensor, ...] | None = None
-
-
-@dataclass
-class ClassifierOutput(ModelOutput):
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    states: tuple[Tensor, ...] | None = None
-    gates: tuple[Tensor, ...] | None = None
+    last_loss: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 def check_encoder(config: Any) -> None:
@@ -102,10 +103,8 @@ def arrange(
     return position_ids, layout
 
 
-class PnnPreTrainedModel(PreTrainedModel):
+class PnnPreTrainedModel(OwnPreTrainedModel):
     base_model_prefix = "encoder"
-    _supports_sdpa = True
-    _supports_attention_backend = False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -175,6 +174,8 @@ class EncoderBase(PnnPreTrainedModel):
         num_steps: int | None = None,
         output_states: bool = False,
         output_gates: bool = False,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         last_at: Tensor | None = None,
     ) -> EncoderOutput:
         """Padded input is (B, L) with an `attention_mask`; packed input is (1, N) with `cu_seqlens` (int32 borders).
@@ -189,15 +190,21 @@ class EncoderBase(PnnPreTrainedModel):
         position_ids, layout = arrange(tokens, attention_mask, position_ids, cu_seqlens, self.config)
         if last_at is not None and output_gates:
             raise ValueError("gates come for every token: leave out last_at")
+        watched: list[Tensor] = []
+        if self.wants(output_attentions, "output_attentions"):
+            layout = replace(layout, watched=watched)
         h = self.embeddings(tokens, position_ids)
         if num_steps == 0:  # h⁰ is the last state
             h = only_at(h, last_at)
         out = self.refine(h, layout, num_steps, output_gates, last_at)
-        if not output_states:
-            out.states = None
-        if not output_gates:
-            out.deltas = out.gates = None
-        return out
+        return EncoderOutput(
+            last_hidden_state=out.last_hidden_state,
+            states=out.states if output_states else None,
+            deltas=out.deltas if output_gates else None,
+            gates=out.gates if output_gates else None,
+            hidden_states=out.states if self.wants(output_hidden_states, "output_hidden_states") else None,
+            attentions=tuple(watched) if layout.watched is not None else None,
+        )
 
 
 class MaskedLMBase(PnnPreTrainedModel):
@@ -246,6 +253,8 @@ class MaskedLMBase(PnnPreTrainedModel):
         output_logits: bool = True,
         output_states: bool = False,
         output_gates: bool = False,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> MaskedLMOutput:
         at = logit_positions
         if labels is not None:
@@ -254,7 +263,8 @@ class MaskedLMBase(PnnPreTrainedModel):
                 at = (labels != IGNORE).nonzero().squeeze(1)
                 labels = labels[at]
         # the last state is read at `at` alone, unless someone asks for all of it
-        whole = output_states or output_gates or (output_logits and logit_positions is None)
+        output_hidden_states = self.wants(output_hidden_states, "output_hidden_states")
+        whole = output_states or output_gates or output_hidden_states or (output_logits and logit_positions is None)
         out = self.encoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -264,7 +274,10 @@ class MaskedLMBase(PnnPreTrainedModel):
             num_steps=num_steps,
             output_states=True,
             output_gates=output_gates,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
             last_at=None if whole else at,
+            return_dict=True,
         )
         states: tuple[Tensor, ...] = out.states
         last = only_at(out.last_hidden_state, at if whole else None)[0]  # at the rows that are asked for
@@ -284,6 +297,9 @@ class MaskedLMBase(PnnPreTrainedModel):
             states=states if output_states else None,
             deltas=out.deltas,
             gates=out.gates,
+            last_loss=None if step_losses is None else step_losses[-1],
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
         )
 
 
@@ -293,105 +309,3 @@ def parts_of(model: MaskedLMBase) -> dict[str, int]:
     own = [p for p in model.head.parameters() if p not in embeddings]
     parts = {"embeddings": embeddings, "block": model.encoder.blocks[0].parameters(), "head": own}
     return {name: sum(p.numel() for p in part) for name, part in parts.items()}
-
-
-def first_tokens(tokens: Tensor) -> Tensor:
-    """Where each row's first token lies among all of them: all that a classifier reads of the last state."""
-    return torch.arange(tokens.shape[0], device=tokens.device) * tokens.shape[1]
-
-
-class SequenceClassificationBase(PnnPreTrainedModel):
-    """Reads the last state of the first token ([CLS]). One label is regression."""
-
-    accepts_loss_kwargs = False  # a mean over the batch, which HF Trainer averages itself
-    encoder_class: ClassVar[type[EncoderBase]]
-
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.encoder = type(self).encoder_class(config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_steps: int | None = None,
-        output_states: bool = False,
-        output_gates: bool = False,
-    ) -> ClassifierOutput:
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        at = None if output_states or output_gates or tokens is None else first_tokens(tokens)
-        out = self.encoder(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            num_steps=num_steps,
-            output_states=output_states,
-            output_gates=output_gates,
-            last_at=at,
-        )
-        first = out.last_hidden_state[:, 0] if at is None else out.last_hidden_state[0]
-        logits = self.classifier(self.dropout(first))
-        loss = None if labels is None else self.classification_loss(logits, labels)
-        return ClassifierOutput(loss=loss, logits=logits, states=out.states, gates=out.gates)
-
-    def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        kind = self.config.problem_type
-        if kind is None:
-            kind = "regression" if self.num_labels == 1 else "single_label_classification"
-            if labels.is_floating_point() and self.num_labels > 1:
-                kind = "multi_label_classification"
-        if kind == "regression":
-            return F.mse_loss(logits.float().squeeze(-1), labels.float().view_as(logits.squeeze(-1)))
-        if kind == "multi_label_classification":
-            return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
-        return F.cross_entropy(logits.float(), labels.view(-1))
-
-
-class MultipleChoiceBase(PnnPreTrainedModel):
-    """Scores each of C candidate sequences by its first token's last state: (B, C, L) → (B, C)."""
-
-    accepts_loss_kwargs = False  # a mean over the batch, which HF Trainer averages itself
-    encoder_class: ClassVar[type[EncoderBase]]
-
-    def __init__(self, config: PreTrainedConfig):
-        super().__init__(config)
-        self.encoder = type(self).encoder_class(config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Linear(config.hidden_size, 1)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_steps: int | None = None,
-        output_states: bool = False,
-    ) -> ClassifierOutput:
-        """States are those of the candidates one by one, (B·C, L, d)."""
-        batch, choices, length = input_ids.shape
-        candidates = input_ids.view(-1, length)
-        at = None if output_states else first_tokens(candidates)
-        out = self.encoder(
-            input_ids=candidates,
-            attention_mask=None if attention_mask is None else attention_mask.view(-1, length),
-            num_steps=num_steps,
-            output_states=output_states,
-            last_at=at,
-        )
-        first = out.last_hidden_state[:, 0] if at is None else out.last_hidden_state[0]
-        logits = self.classifier(self.dropout(first)).view(batch, choices)
-        loss = None if labels is None else F.cross_entropy(logits.float(), labels)
-        return ClassifierOutput(loss=loss, logits=logits, states=out.states)

@@ -14,9 +14,13 @@ from pnn.models.base import (
     EncoderBase,
     EncoderOutput,
     MaskedLMBase,
-    MultipleChoiceBase,
-    SequenceClassificationBase,
     check_encoder,
+)
+from pnn.models.heads import (
+    MultipleChoiceBase,
+    QuestionAnsweringBase,
+    SequenceClassificationBase,
+    TokenClassificationBase,
 )
 from pnn.nn.packing import Layout
 from pnn.nn.transformer import TransformerLayer
@@ -66,7 +70,7 @@ class BertBaselineModel(EncoderBase):
             raise ValueError(f"num_steps={num_steps}, but a BERT baseline of {len(self.layers)} layers has no more steps")
         layers, states = self.layers[:num_steps], [h]
         for number, layer in enumerate(layers, 1):
-            h = layer(h, layout, last_at if number == len(layers) else None)
+            h = self.through(layer, h, layout, last_at if number == len(layers) else None)
             states.append(h)
         return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=(), gates=())
 
@@ -80,6 +84,16 @@ class BertBaselineForMaskedLM(MaskedLMBase):
 
 
 class BertBaselineForSequenceClassification(SequenceClassificationBase):
+    config_class = BertBaselineConfig
+    encoder_class = BertBaselineModel
+
+
+class BertBaselineForTokenClassification(TokenClassificationBase):
+    config_class = BertBaselineConfig
+    encoder_class = BertBaselineModel
+
+
+class BertBaselineForQuestionAnswering(QuestionAnsweringBase):
     config_class = BertBaselineConfig
     encoder_class = BertBaselineModel
 

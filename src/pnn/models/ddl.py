@@ -14,18 +14,20 @@ value_channels=1` is the baseline. Attention and MLP are the same in all of them
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedConfig
 from transformers import initialization as init
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import ModelOutput, can_return_tuple
 
 from pnn.models.base import check_heads
 from pnn.models.ddl_cache import DDLCache, Histories
+from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn import delta_stream
 from pnn.nn.decoder import CausalAttention, Context, RMSNorm, SwiGLU, causal_mask
 from pnn.nn.delta_rule import (
@@ -50,7 +52,7 @@ VARIANTS = ("code", "paper")
 @strict
 class DDLConfig(PreTrainedConfig):
     model_type = "ddl"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "states", "gates"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "states", "gates", "hidden_states", "attentions"]
 
     vocab_size: int = 50304  # GPT-2's 50,257, rounded up to a multiple of 128
     hidden_size: int = 768
@@ -108,12 +110,16 @@ class DDLConfig(PreTrainedConfig):
 
 @dataclass
 class DecoderOutput(ModelOutput):
-    """`states`: X before the first block and after each, (B, T, channels, d). `gates`: β of every sublayer, (B, T)."""
+    """`states`: X before the first block and after each, (B, T, channels, d). `gates`: β of every sublayer, (B, T).
+    transformers' names: `hidden_states` are what each block reads of its state, and the last one; (B, T, d) each.
+    `attentions`: (B, heads, T, all tokens) for each block."""
 
     last_hidden_state: Tensor | None = None
     past_key_values: DDLCache | None = None
     states: tuple[Tensor, ...] | None = None
     gates: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -123,6 +129,8 @@ class CausalLMOutput(ModelOutput):
     past_key_values: DDLCache | None = None
     states: tuple[Tensor, ...] | None = None
     gates: tuple[Tensor, ...] | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 def make_compressor(config: DDLConfig) -> nn.Module:
@@ -161,6 +169,8 @@ class DDLBlock(nn.Module):
 
     def forward(self, state: Tensor, context: Context, histories: Histories) -> Tensor:
         x = histories.apply(self.compress, state, lambda: f"attention {self.attention.layer}")
+        if context.read is not None:
+            context.read.append(x)
         c = self.attention_norm(x)
         state = self.attention_residual(state, self.attention(c, context), x, c)
         x = histories.apply(self.compress, state, lambda: f"mlp {self.attention.layer}")
@@ -168,12 +178,10 @@ class DDLBlock(nn.Module):
         return self.mlp_residual(state, self.mlp(c), x, c)
 
 
-class DDLPreTrainedModel(PreTrainedModel):
+class DDLPreTrainedModel(OwnPreTrainedModel):
     config_class = DDLConfig
     base_model_prefix = "model"
     _no_split_modules: ClassVar[list[str]] = ["DDLBlock"]
-    _supports_sdpa = True
-    _supports_attention_backend = False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -247,6 +255,8 @@ class DDLModel(DDLPreTrainedModel):
         use_cache: bool | None = None,
         output_states: bool = False,
         output_gates: bool = False,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> DecoderOutput:
         """`attention_mask` is (B, T), or (B, past + T) behind a cache: 1 at real tokens, 0 at padding, which lies on the left
         when text is generated. Positions count real tokens."""
@@ -254,7 +264,8 @@ class DDLModel(DDLPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds")
         h = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         cache = past_key_values
-        if cache is None and use_cache:
+        checkpointing = self.gradient_checkpointing and self.training  # computes blocks twice, which a cache would remember
+        if cache is None and use_cache and not checkpointing:
             cache = DDLCache()
         if cache is not None and not isinstance(cache, DDLCache):
             raise ValueError(f"this model keeps more than keys and values: give it a DDLCache, not a {type(cache).__name__}")
@@ -273,12 +284,17 @@ class DDLModel(DDLPreTrainedModel):
         head_width = self.config.hidden_size // self.config.num_attention_heads
         cos, sin = rotation(position_ids, head_width, self.config.rotary_base)
         context = Context(cos, sin, causal_mask(keep, length, past, h.device), cache)
+        if self.wants(output_hidden_states, "output_hidden_states"):
+            context = replace(context, read=[])
+        if self.wants(output_attentions, "output_attentions"):
+            context = replace(context, watched=[])
         histories = Histories(cache, None if keep is None else keep[:, past:])
 
         if for_kernels(h):
             h = h.to(computed_in(h))
         state = histories.apply(self.expand, h, lambda: "input")
-        if cache is None and keep is None and not output_states and not output_gates:
+        seen = output_states or output_gates or context.read is not None or context.watched is not None
+        if cache is None and keep is None and not seen and not checkpointing:
             last = self._by_kernels(state, context)
             if last is not None:
                 return DecoderOutput(last)
@@ -289,13 +305,20 @@ class DDLModel(DDLPreTrainedModel):
         ]
         try:
             for block in self.blocks:
-                state = block(state, context, histories)
+                state = self.through(block, state, context, histories)
                 states.append(state)
         finally:
             for handle in watched:
                 handle.remove()
         last = self.norm(histories.apply(self.readout, state, lambda: "readout"))
-        return DecoderOutput(last, cache, tuple(states) if output_states else None, tuple(gates) if output_gates else None)
+        return DecoderOutput(
+            last,
+            cache,
+            tuple(states) if output_states else None,
+            tuple(gates) if output_gates else None,
+            None if context.read is None else (*context.read, last),
+            None if context.watched is None else tuple(context.watched),
+        )
 
     def _kernels_know_the_shape(self) -> bool:
         from pnn.kernels import rewriting
@@ -357,11 +380,14 @@ class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
         output_logits: bool = True,
         output_states: bool = False,
         output_gates: bool = False,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> CausalLMOutput:
         """`labels` are the tokens themselves, (B, T), −100 where nothing is predicted; they are shifted here. `logits_to_keep`
         limits logits to the last so many tokens, or to these; `output_logits=False` leaves them out."""
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and labels is None
+            generates = not self.training and labels is None and not torch.compiler.is_exporting()  # a graph holds no cache
+            use_cache = self.config.use_cache and generates
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -371,10 +397,27 @@ class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_states=output_states,
             output_gates=output_gates,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            return_dict=True,
         )
         h = out.last_hidden_state
         logits = None
         loss = None if labels is None else next_token_loss(h, self.head, labels, num_items_in_batch)
         if output_logits:
             logits = self.head(h[:, slice(-logits_to_keep, None)] if isinstance(logits_to_keep, int) else h[:, logits_to_keep])
-        return CausalLMOutput(loss, logits, out.past_key_values, out.states, out.gates)
+        more = (out.past_key_values, out.states, out.gates, out.hidden_states, out.attentions)
+        return CausalLMOutput(loss, logits, *more)
+
+
+class DDLForSequenceClassification(GenericForSequenceClassification, DDLPreTrainedModel):
+    """Reads the last token that is no padding, as transformers' decoders do."""
+
+    accepts_loss_kwargs = False  # a mean over the batch, which HF Trainer averages itself
+
+    def __init__(self, config: DDLConfig):
+        DDLPreTrainedModel.__init__(self, config)  # theirs asks the Auto classes, which do not know remote code
+        self.num_labels = config.num_labels
+        self.model = DDLModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()

@@ -21,7 +21,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file, logging
 
 from pnn import runs
-from pnn.data.tokenizers import check_masks, load_tokenizer
+from pnn.data.tokenizers import check_masks, load_tokenizer, to_continue
 from pnn.errors import UserError, first_line
 from pnn.memory import MOST, check_counts, check_fits
 from pnn.models.base import MaskedLMBase
@@ -123,6 +123,11 @@ def tokenizer_for(checkpoint: Path | str, config: PreTrainedConfig, longest: int
             f"{checkpoint}: the tokenizer has {len(tokenizer):,} entries, the model {vocabulary:,}: they do not match"
         )
     return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, folder: Path) -> None:
+    """Beside its model: a decoder's does not close a prompt."""
+    (to_continue(tokenizer) if kind_of(model).causal else tokenizer).save_pretrained(folder)
 
 
 # Checkpoints: a model alone -----------------------------------------------------------------------------------------

@@ -21,9 +21,13 @@ from pnn.models.base import (
     EncoderBase,
     EncoderOutput,
     MaskedLMBase,
-    MultipleChoiceBase,
-    SequenceClassificationBase,
     check_encoder,
+)
+from pnn.models.heads import (
+    MultipleChoiceBase,
+    QuestionAnsweringBase,
+    SequenceClassificationBase,
+    TokenClassificationBase,
 )
 from pnn.nn import fast
 from pnn.nn.gating import GATES
@@ -128,7 +132,7 @@ class PNNModel(EncoderBase):
                 if refinement.gate is not None:
                     gates.append(refinement.gate)
             else:
-                h = refiner(h, layout, last_at if step == steps - 1 else None)
+                h = self.through(refiner, h, layout, last_at if step == steps - 1 else None)
             states.append(h)
         return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=tuple(deltas), gates=tuple(gates))
 
@@ -149,6 +153,16 @@ class PNNForMaskedLM(MaskedLMBase):
 
 
 class PNNForSequenceClassification(SequenceClassificationBase):
+    config_class = PNNConfig
+    encoder_class = PNNModel
+
+
+class PNNForTokenClassification(TokenClassificationBase):
+    config_class = PNNConfig
+    encoder_class = PNNModel
+
+
+class PNNForQuestionAnswering(QuestionAnsweringBase):
     config_class = PNNConfig
     encoder_class = PNNModel
 

@@ -17,7 +17,9 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -29,12 +31,22 @@ from pnn.models.bert import (
     BertBaselineConfig,
     BertBaselineForMaskedLM,
     BertBaselineForMultipleChoice,
+    BertBaselineForQuestionAnswering,
     BertBaselineForSequenceClassification,
+    BertBaselineForTokenClassification,
     BertBaselineModel,
 )
-from pnn.models.ddl import DDLConfig, DDLForCausalLM, DDLModel
+from pnn.models.ddl import DDLConfig, DDLForCausalLM, DDLForSequenceClassification, DDLModel
 from pnn.models.plastic import PlasticConfig
-from pnn.models.pnn import PNNConfig, PNNForMaskedLM, PNNForMultipleChoice, PNNForSequenceClassification, PNNModel
+from pnn.models.pnn import (
+    PNNConfig,
+    PNNForMaskedLM,
+    PNNForMultipleChoice,
+    PNNForQuestionAnswering,
+    PNNForSequenceClassification,
+    PNNForTokenClassification,
+    PNNModel,
+)
 from pnn.nn.updates import UPDATES
 
 
@@ -50,6 +62,8 @@ AUTO_CLASSES: dict[Any, Head] = {
     AutoModelForMaskedLM: Head("masked language model", "fill-mask", language=True),
     AutoModelForCausalLM: Head("causal language model", "text-generation", language=True),
     AutoModelForSequenceClassification: Head("sequence classifier", "text-classification"),
+    AutoModelForTokenClassification: Head("token classifier", "token-classification"),
+    AutoModelForQuestionAnswering: Head("question answering model"),
     AutoModelForMultipleChoice: Head("multiple choice model"),
     AutoModel: Head("model without a head"),
 }
@@ -92,6 +106,8 @@ ENTRIES = {
             AutoModel: PNNModel,
             AutoModelForMaskedLM: PNNForMaskedLM,
             AutoModelForSequenceClassification: PNNForSequenceClassification,
+            AutoModelForTokenClassification: PNNForTokenClassification,
+            AutoModelForQuestionAnswering: PNNForQuestionAnswering,
             AutoModelForMultipleChoice: PNNForMultipleChoice,
         },
         _of_refiners,
@@ -102,11 +118,21 @@ ENTRIES = {
             AutoModel: BertBaselineModel,
             AutoModelForMaskedLM: BertBaselineForMaskedLM,
             AutoModelForSequenceClassification: BertBaselineForSequenceClassification,
+            AutoModelForTokenClassification: BertBaselineForTokenClassification,
+            AutoModelForQuestionAnswering: BertBaselineForQuestionAnswering,
             AutoModelForMultipleChoice: BertBaselineForMultipleChoice,
         },
         _of_layers,
     ),
-    "ddl": Entry(DDLConfig, {AutoModel: DDLModel, AutoModelForCausalLM: DDLForCausalLM}, _of_delta_residuals),
+    "ddl": Entry(
+        DDLConfig,
+        {
+            AutoModel: DDLModel,
+            AutoModelForCausalLM: DDLForCausalLM,
+            AutoModelForSequenceClassification: DDLForSequenceClassification,
+        },
+        _of_delta_residuals,
+    ),
 }
 
 

@@ -47,6 +47,8 @@ class Context:
     sin: Tensor
     mask: Tensor | None = None  # (B, 1, T, all tokens) bool; None: causal
     cache: KeyValues | None = None
+    watched: list[Tensor] | None = None  # attention leaves its weights here, where somebody asked for them
+    read: list[Tensor] | None = None  # and each block what it reads of the state
 
 
 def causal_mask(keep: Tensor | None, length: int, past: int, device: torch.device) -> Tensor | None:
@@ -90,6 +92,8 @@ class CausalAttention(nn.Module):
         q, k, v = self.rotated(qkv, context)
         if context.cache is not None:
             k, v = context.cache.update(k, v, self.layer)
+        if context.watched is not None:
+            context.watched.append(attention_weights(q, k, context.mask))
         causal = context.mask is None and length == k.shape[2] and length > 1
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, is_causal=causal)
         return self.out(out.transpose(1, 2).reshape(batch, length, -1))
@@ -102,13 +106,18 @@ class CausalAttention(nn.Module):
         return q, k, v.transpose(1, 2)
 
     def weights(self, c: Tensor, context: Context) -> Tensor:
-        """softmax(q_i k_iᵀ / √d_head + causal), (B, heads, T, T), of a text without cache. For whoever studies attention."""
+        """Of a text without cache, (B, heads, T, T)."""
         q, k, _ = self.rotated(self.qkv(c), context)
-        seen = context.mask
-        if seen is None:
-            seen = torch.ones(c.shape[1], c.shape[1], dtype=torch.bool, device=c.device).tril()
-        logits = (q @ k.transpose(-1, -2)).float() / math.sqrt(self.head_width)
-        return logits.masked_fill(~seen, -math.inf).softmax(-1)
+        return attention_weights(q, k, context.mask)
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q_i k_iᵀ / √d_head + causal), (B, heads, T, all tokens). For whoever studies attention: no fast form has them."""
+    logits = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
+    if mask is None:
+        length, tokens = logits.shape[-2:]
+        mask = torch.ones(length, tokens, dtype=torch.bool, device=q.device).tril(tokens - length)
+    return logits.masked_fill(~mask, -math.inf).softmax(-1)
 
 
 class SwiGLU(nn.Module):

@@ -45,9 +45,12 @@ def for_kernels(x: Tensor) -> bool:
 
 
 def untouched(module: nn.Module) -> bool:
-    """Whether a kernel may compute in this module's stead: nobody listens to it or changes what it returns."""
+    """Whether a kernel may compute in this module's stead: nobody listens to it, changes what it returns or quantised it."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks) and "forward" not in vars(module)  # accelerate replaces it where weights are elsewhere
+    if any(hooks) or "forward" in vars(module):  # accelerate replaces it where weights are elsewhere
+        return False
+    # torchao puts tensors of its own in their place, which take part in products and in nothing else
+    return all(type(one) in (nn.Parameter, Tensor, type(None)) for one in module._parameters.values())
 
 
 def plain(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -61,7 +64,7 @@ def plain_attention(module: Any) -> bool:
 
 def written_out(refiner: Any, h: Tensor, layout: Layout) -> bool:
     """Whether a step is computed by kernels/refinement: in training, in 16 bit on a GPU, nothing hooked or replaced."""
-    if layout.cu_seqlens is None or not torch.is_grad_enabled():
+    if layout.cu_seqlens is None or layout.watched is not None or not torch.is_grad_enabled():
         return False
     if not (for_kernels(h) and h.dtype == computed_in(h) and can_write_out(refiner)):
         return False

@@ -57,6 +57,7 @@ class Layout:
     max_seqlen: int = 0  # an upper bound on the packed sequences' lengths; a constant keeps compiled graphs stable
     rows: Rows | None = None  # the packed sequences as rows, where attention will need them
     rotation: tuple[Tensor, Tensor] | None = None  # cos and sin of rotary positions, where a model has them
+    watched: list[Tensor] | None = None  # attention leaves its weights here, where somebody asked for them
 
     def sequence_starts(self, tokens: int) -> Tensor:
         """For each packed token, the index at which its sequence begins."""

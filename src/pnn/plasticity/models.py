@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from pnn.errors import UserError
 from pnn.files import is_taken, new_folder, write_checksums, write_json
-from pnn.models.loading import load_as_named
+from pnn.models.loading import load_as_named, save_tokenizer
 from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, classes_of, register
 from pnn.plasticity.architectures import architecture_of
@@ -35,6 +35,10 @@ class Plastic:
         config.head_map = None  # so long as the model is as its original's constructor makes it
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         rearrange(self, new_map)
+
+    def __reduce__(self) -> Any:
+        """Its class is made at run time: a pickle names the original instead."""
+        return _of_plastic_class, (self.original_class,), self.__dict__
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         if kwargs.get("push_to_hub"):  # it would send the original's config before this one is written
@@ -99,6 +103,11 @@ def plastic_class(original: type[PreTrainedModel]) -> type[PreTrainedModel]:
     return _MADE[original]
 
 
+def _of_plastic_class(original: type[PreTrainedModel]) -> PreTrainedModel:
+    made = plastic_class(original)
+    return made.__new__(made)
+
+
 def as_plastic(model: PreTrainedModel) -> PreTrainedModel:
     """Make this very model one that saves as reorganised. Its class stays a subclass of the original's."""
     if not isinstance(model, Plastic):
@@ -120,7 +129,7 @@ def save(model: PreTrainedModel, path: str | Path, tokenizer: Any = None, histor
         with new_folder(folder) as partial:
             model.save_pretrained(partial)
             if tokenizer is not None:
-                tokenizer.save_pretrained(partial)
+                save_tokenizer(tokenizer, model, partial)
             if history is not None:
                 write_json(partial / HISTORY, history)
             write_checksums(partial)

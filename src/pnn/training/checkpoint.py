@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
 from pnn.files import new_folder, write_checksums, write_json
-from pnn.models.loading import check_finite
+from pnn.models.loading import check_finite, save_tokenizer
 from pnn.runs import read_json, verify_checkpoint
 from pnn.training.optim import with_average
 
@@ -66,7 +66,7 @@ def _new_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedT
     try:
         with new_folder(folder) as partial:
             model.save_pretrained(partial)
-            tokenizer.save_pretrained(partial)
+            save_tokenizer(tokenizer, model, partial)
             yield partial
             write_checksums(partial)
     except (OSError, SafetensorError) as error:
