@@ -48,7 +48,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_checksums(folder: Path) -> None:
     """checksums.json, of all files that are there."""
-    write_json(folder / "checksums.json", {path.name: sha256(path) for path in sorted(folder.iterdir())})
+    files = (path for path in sorted(folder.iterdir()) if path.is_file())
+    write_json(folder / "checksums.json", {path.name: sha256(path) for path in files})
 
 
 def is_taken(path: Path) -> bool:

@@ -106,13 +106,14 @@ def test_remote_code_needs_nothing_of_ours(kind):
 
 
 def test_a_plain_folder_has_the_model_the_tokenizer_and_a_card(pnn_command, trained_run, tmp_path):
-    code, out, err = pnn_command("export", trained_run, "--output", tmp_path / "out", "--license", "mit")
+    code, out, err = pnn_command("export", trained_run, "--output", tmp_path / "out", "--license", "mit", "--no-remote-code")
     assert code == 0, err
     assert out.strip() == str(tmp_path / "out")
     found = {path.name for path in (tmp_path / "out").iterdir()}
     model = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    assert found == {"README.md", "checksums.json", *model}
-    assert set(json.loads((tmp_path / "out" / "checksums.json").read_text())) == model  # people add to the card
+    sentences = {"modules.json", "sentence_bert_config.json"}
+    assert found == {"README.md", "checksums.json", "1_Pooling", *model, *sentences}
+    assert set(json.loads((tmp_path / "out" / "checksums.json").read_text())) == model | sentences  # people add to the card
     assert "auto_map" not in json.loads((tmp_path / "out" / "config.json").read_text())
     original = transformers.AutoModelForMaskedLM.from_pretrained(trained_run / "checkpoints" / "best").eval()
     exported = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()

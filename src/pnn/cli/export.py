@@ -14,8 +14,9 @@ def export(
     output: Annotated[Path, typer.Option(help="New folder for the model.")],
     bf16: Annotated[bool, typer.Option("--bf16", help="Store the weights in bf16, at half the size.")] = False,
     remote_code: Annotated[
-        bool, typer.Option("--remote-code", help="Add the code, for people without this package (trust_remote_code=True).")
-    ] = False,
+        bool | None,
+        typer.Option(help="Add the code, for people without this package. Default: where there is some."),
+    ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx, compared with torch in onnxruntime.")] = False,
     num_steps: Annotated[int | None, typer.Option(help="Refinement steps of the ONNX graph. Default: as trained.")] = None,
     license: Annotated[
@@ -27,7 +28,7 @@ def export(
 
     Its model card is made from the run's own files.
 
-    Example: pnn export runs/quickstart/pnn --output exported/pnn --remote-code
+    Example: pnn export runs/quickstart/pnn --output exported/pnn
     """
     from pnn.export.run import export_run
 

@@ -147,9 +147,9 @@ def end_of_text(tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def to_continue(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The same for a decoder's folder, so that `generate` and pipelines continue a prompt: nothing is put around a text, [SEP] is
-    its end, padding lies on the left, and new words begin with the space that parts them from what is there. One that knows an
-    end of text, as GPT-2's does, is as it should be."""
+    """The same for a decoder's folder, so that `generate` and pipelines continue a prompt: nothing is put around a text, [SEP]
+    ends it, padding lies on the left, and new words begin with the space that parts them from what is there. A tokenizer that
+    knows an end of text, as GPT-2's does, is left as it is."""
     if tokenizer.eos_token is not None or tokenizer.sep_token is None:
         return tokenizer
     end, opened = tokenizer.sep_token, copy.deepcopy(tokenizer)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 import pnn
 from pnn.config import RunConfig
 from pnn.export.changes import Changes
 from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
+from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, kind_of, sentence
 from pnn.numbers import bare_per_cent, interval, per_cent, points
 from pnn.plasticity.heads import heads, original_counts
@@ -88,11 +89,17 @@ class Known:
     def use(self, remote_code: bool, onnx_steps: int | None) -> str:
         auto = self.exported.auto.__name__
         lines = ["```python", f"from transformers import {auto}, AutoTokenizer", ""]
-        if not remote_code and (self.kind.ours or self.is_reorganised):
+        needs_package = not remote_code and (self.kind.ours or self.is_reorganised)
+        if needs_package:
             lines.insert(1, "import pnn  # of the project plastic-neural-networks")
         arguments = '"FOLDER", trust_remote_code=True' if remote_code else '"FOLDER"'  # the tokenizer asks for it too
         lines += [f"model = {auto}.from_pretrained({arguments})", f"tokenizer = AutoTokenizer.from_pretrained({arguments})"]
         lines.append("```")
+        if needs_package:
+            kind = PlasticConfig.model_type if self.is_reorganised else self.config.model_type
+            lines += ["", f"Without `import pnn`, transformers says that it does not recognize the model type `{kind}`."]
+        elif remote_code:
+            lines += ["", "With `trust_remote_code=True` the folder's own code runs. Where `pnn` is imported, leave it out."]
         if onnx_steps is not None:
             steps = f"with {onnx_steps} refinement steps" if self.kind.has_steps else "of the whole model"
             lines += ["", f"`model.onnx` is the graph {steps}: inputs `input_ids` and `attention_mask`, output `logits`."]
@@ -114,7 +121,7 @@ class Known:
         if self.is_reorganised:  # the config's number is the original's
             model = self.exported.model
             rows["heads"] = f"{len(heads(model))} of {sum(original_counts(model))} (pruned or grown, layer by layer)"
-        if self.exported.auto is AutoModelForSequenceClassification:
+        if self.exported.auto in (AutoModelForSequenceClassification, AutoModelForTokenClassification):
             rows["labels"] = ", ".join(str(label) for label in config.id2label.values())
         return "| | |\n|---|---|\n" + "\n".join(f"| {label} | {value} |" for label, value in rows.items())
 

@@ -1,8 +1,9 @@
 """ONNX: the model as a graph with a fixed number of refinement steps, for any batch and length.
 
 Inputs `input_ids` and `attention_mask` (int64, batch × length; for a multiple-choice model batch × choices × length), output
-`logits`. A decoder's graph has no cache: it scores whole texts. The graph is run in onnxruntime before it is kept, on another
-batch and length than it was traced with, and must agree with torch to 1e-4.
+`logits` (for question answering the start and end scores, batch × length × 2). A decoder's graph has no cache: it scores whole
+texts. The graph is run in onnxruntime before it is kept, on another batch and length than it was traced with, and must agree
+with torch to 1e-4.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class _Logits(nn.Module):
         self.model, self.options = model, options
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask, **self.options).logits
+        out = self.model(input_ids=input_ids, attention_mask=attention_mask, **self.options)
+        return out.logits if "logits" in out else torch.stack((out.start_logits, out.end_logits), dim=-1)
 
 
 def check_installed() -> None:

@@ -31,10 +31,14 @@ FROM_PACKAGE = re.compile(r"^from (pnn(?:\.(?:nn|kernels))?) import (\w+)$", re.
 FROM_KERNELS = re.compile(r"^( +)from pnn\.kernels import (\w+)(?: as (\w+))?(?:  #.*)?$", re.MULTILINE)
 
 
-def check_ours(model: PreTrainedModel) -> None:
+def has_code(model: PreTrainedModel) -> bool:
     """A reorganised model is of a class made for it, which no file defines."""
     kind = kind_of(model)
-    if not kind.ours or type(model) not in ENTRIES[kind.type].classes.values():
+    return kind.ours and type(model) in ENTRIES[kind.type].classes.values()
+
+
+def check_ours(model: PreTrainedModel) -> None:
+    if not has_code(model):
         known = ", ".join(kind.model_type for kind in OURS)
         raise UserError(
             f"--remote-code: a {type(model).__name__} is none of the models that have code to add ({known}, not reorganised)"

@@ -15,7 +15,8 @@ from pnn.errors import UserError
 from pnn.export import hub, onnx
 from pnn.export.card import model_card
 from pnn.export.loading import open_for_export
-from pnn.export.remote_code import check_ours, write_remote_code
+from pnn.export.remote_code import check_ours, has_code, write_remote_code
+from pnn.export.sentences import write_pooling
 from pnn.files import new_folder, write_checksums, write_text
 from pnn.models.loading import note_untrained_steps, save_tokenizer
 from pnn.models.registry import kind_of
@@ -28,13 +29,13 @@ def export_run(
     output: Path,
     *,
     bf16: bool = False,
-    remote_code: bool = False,
+    remote_code: bool | None = None,
     with_onnx: bool = False,
     num_steps: int | None = None,
     licence: str | None = None,
     push_to: str | None = None,
 ) -> dict[str, Any]:
-    """The folder appears whole or not at all."""
+    """The folder appears whole or not at all. Remote code goes along where there is some, unless told otherwise."""
     if output.exists():
         raise UserError(f"{output} exists already: choose another --output")
     if push_to is not None:
@@ -50,7 +51,9 @@ def export_run(
         raise UserError(f"--num-steps {num_steps}: at least one is needed")
     if num_steps is not None:
         note_untrained_steps(num_steps, exported.model.config)
-    if remote_code:
+    if remote_code is None:
+        remote_code = has_code(exported.model)
+    elif remote_code:
         check_ours(exported.model)
     result: dict[str, Any] = {"output": str(output), "model": exported.name, "auto_class": exported.auto.__name__}
     graph_steps = getattr(exported.model.config, "num_steps", 0) if num_steps is None else num_steps
@@ -67,6 +70,7 @@ def export_run(
                 write_remote_code(partial, exported.model)
             if with_onnx:
                 result["onnx_difference"] = onnx.write_onnx(partial / "model.onnx", exported.model, num_steps)
+            write_pooling(partial, exported)
             write_checksums(partial)
             card = model_card(
                 exported,

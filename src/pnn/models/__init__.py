@@ -11,6 +11,7 @@ from pnn.models.bert import (
     BertBaselineModel,
 )
 from pnn.models.ddl import DDLConfig, DDLForCausalLM, DDLForSequenceClassification, DDLModel
+from pnn.models.last_loss import LastLoss
 from pnn.models.pnn import (
     PNNConfig,
     PNNForMaskedLM,
@@ -33,6 +34,7 @@ __all__ = [
     "DDLForCausalLM",
     "DDLForSequenceClassification",
     "DDLModel",
+    "LastLoss",
     "PNNConfig",
     "PNNForMaskedLM",
     "PNNForMultipleChoice",
