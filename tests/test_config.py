@@ -173,6 +173,8 @@ def test_further_evaluation_sets_are_sections_by_name(written):
         ("evaluation: {sets: [a]}", "evaluation.sets: expected a section of keys, got ['a']"),
         ("data: {filter: papr}", "data.filter: 'papr' is none of paper, none"),
         ("data: {masking: xx}", "data.masking: 'xx' is none of mask, bert"),
+        ("training: {trackers: wandb}", "training.trackers: expected a list or null, got 'wandb'"),
+        ("training: {trackers: [wanbd]}", "training.trackers: 'wanbd' is none of wandb, mlflow, trackio"),
         ("training: {precision: fp8}", "training.precision: 'fp8' is none of auto, fp32, fp16, bf16"),
         ("training: {learning_rate: 0}", "training.learning_rate: must be above zero, got 0.0"),
         ("training: {learning_rate: .nan}", "training.learning_rate: must be above zero, got nan"),

@@ -78,6 +78,7 @@ class TrainingConfig:
     save_every: int = 500
     keep_checkpoints: int = 2  # newest step-… folders kept, besides best and last
     tensorboard: bool = True
+    trackers: list[str] | None = None  # beside it: wandb, mlflow, trackio; each is installed and set up by yourself
 
 
 @dataclass
@@ -124,6 +125,7 @@ CHOICES = {
     "training.precision": ("auto", "fp32", "fp16", "bf16"),
     "training.device": ("auto", "cpu", "cuda"),
 }
+TRACKERS = ("wandb", "mlflow", "trackio")
 POSITIVE = (
     *("data." + k for k in ("vocab_size", "max_length", "max_sequences", "validation_sequences", "synthetic_paragraphs")),
     *("training." + k for k in ("epochs", "max_steps", "batch_size", "effective_batch_size", "learning_rate")),
@@ -207,6 +209,9 @@ def validate(config: RunConfig) -> RunConfig:
     for key, choices in CHOICES.items():
         if get(key) not in choices:
             raise UserError(f"{key}: {get(key)!r} is none of {', '.join(choices)}")
+    for tracker in config.training.trackers or ():
+        if tracker not in TRACKERS:
+            raise UserError(f"training.trackers: {tracker!r} is none of {', '.join(TRACKERS)}")
     for key in POSITIVE:
         if get(key) is not None and not get(key) > 0:
             raise UserError(f"{key}: must be above zero, got {get(key)}")

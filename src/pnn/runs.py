@@ -25,6 +25,7 @@ FREE_ON_RESUME = {
     "training.save_every",
     "training.keep_checkpoints",
     "training.tensorboard",
+    "training.trackers",
     "evaluation.sets",
     "evaluation.batch_tokens",
 }
@@ -47,7 +48,7 @@ def check_free(run: Path, config: RunConfig, resume: bool) -> None:
     elif is_taken(run) and not held.exists():
         raise UserError(f"cannot resume {run}: it holds files but no config.yaml, so it is not a run folder")
     elif held.exists():
-        before, now = _flat(read_config(run).to_dict()), _flat(config.to_dict())
+        before, now = flat(read_config(run).to_dict()), flat(config.to_dict())
         for key in sorted(before.keys() | now.keys()):
             free = any(key == name or key.startswith(name + ".") for name in FREE_ON_RESUME)
             if before.get(key) != now.get(key) and not free:
@@ -63,14 +64,15 @@ def claim(run: Path, config: RunConfig) -> None:
     write_text(run / "config.yaml", config.to_yaml())
 
 
-def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}."""
+    found: dict[str, Any] = {}
     for key, value in mapping.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
-    return flat
+            found[prefix + key] = value
+    return found
 
 
 def read_config(run: Path) -> RunConfig:

@@ -9,8 +9,8 @@ from transformers import TrainerCallback
 
 
 class LastLoss(TrainerCallback):
-    """`Trainer(…, callbacks=[pnn.LastLoss()])` evaluates by the last step: `eval_loss` is `last_loss`, the loss of what the model
-    predicts in the end. Training goes by the weighted sum as before."""
+    """`Trainer(…, callbacks=[pnn.LastLoss()])` evaluates by the last step: `eval_loss` is `last_loss`, the loss of what the
+    model predicts in the end. Training goes by the weighted sum as before."""
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **others: Any) -> None:
         assert model is not None

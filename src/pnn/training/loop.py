@@ -40,7 +40,7 @@ from pnn.training.objective import objective_of
 from pnn.training.optim import average_weights, learning_rate, make_optimizer, set_learning_rate
 from pnn.training.recording import Recorder, can_record
 from pnn.training.threads import choose_threads
-from pnn.training.tracking import Metrics, environment
+from pnn.training.tracking import Metrics, check_trackers, environment, start_trackers
 from pnn.training.updates import Plan, Update, fitting_batch_size, updates_ahead
 
 DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -65,6 +65,7 @@ class Trainer:
                 "leave out the launcher's gradient_accumulation_steps: it follows from training.effective_batch_size"
             )
         # What can be wrong is found before anything is written: the config's model, the folder, the text, the tokenizer.
+        check_trackers(config)
         width = getattr(model_config(config.model), "hidden_size", 256)
         runs.check_free(run, config, resume)
         with self.accelerator.main_process_first():
@@ -167,7 +168,7 @@ class Trainer:
         if self.is_main:
             self._announce()
         metrics = Metrics(self.run / "metrics.jsonl", self.step) if self.is_main else None
-        self._start_tracker()
+        start_trackers(self.accelerator, self.config, self.step)
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         process, processes = self.accelerator.process_index, self.accelerator.num_processes
         remaining = plan.updates - self.step
@@ -302,7 +303,7 @@ class Trainer:
     def _log(self, metrics: Metrics | None, row: dict[str, Any]) -> None:
         if metrics is not None:
             metrics.write(row)
-        if self.config.training.tensorboard:
+        if self.accelerator.trackers:
             self.accelerator.log({k: v for k, v in row.items() if isinstance(v, int | float) and k != "step"}, step=row["step"])
 
     def _evaluate(self, metrics: Metrics | None) -> None:
@@ -364,10 +365,6 @@ class Trainer:
             )
             for said in left_out(self.prepared.train):
                 say(said)
-
-    def _start_tracker(self) -> None:
-        if self.config.training.tensorboard:
-            self.accelerator.init_trackers("tensorboard", init_kwargs={"tensorboard": {"purge_step": self.step + 1}})
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # A second Ctrl-C from an impatient person stops now, without saving. Schedulers often send SIGTERM twice.

@@ -1,8 +1,9 @@
-"""What a run writes about itself: environment.json, metrics.jsonl, and TensorBoard beside it."""
+"""What a run writes about itself: environment.json, metrics.jsonl, and TensorBoard and other trackers beside it."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -11,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from pnn.code_version import code_version, source_digest
+from pnn.config import RunConfig
+from pnn.errors import UserError
 from pnn.files import room_on_disk, write_text
-from pnn.runs import read_metrics
+from pnn.runs import flat, read_metrics
 
 PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "safetensors", "numpy", "triton", "datasets")
 
@@ -53,6 +58,27 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def check_trackers(config: RunConfig) -> None:
+    """accelerate would leave out in silence what is not installed."""
+    for name in config.training.trackers or ():
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"training.trackers: {name} is not installed: pip install {name}")
+
+
+def start_trackers(accelerator: Accelerator, config: RunConfig, step: int) -> None:
+    """TensorBoard in the run folder; others where they keep their runs, in the project plastic-neural-networks. What they need
+    to know (an address, a key) they find in their own settings and environment variables."""
+    if config.training.tensorboard:
+        accelerator.init_trackers("tensorboard", init_kwargs={"tensorboard": {"purge_step": step + 1}})
+    if accelerator.is_main_process:  # wandb's and trackio's would start on every process
+        for name in config.training.trackers or ():
+            called = {"run_name" if name == "mlflow" else "name": config.name}
+            tracker = LOGGER_TYPE_TO_CLASS[name]("plastic-neural-networks", **called)
+            tracker.start()
+            tracker.store_init_configuration(flat(config.to_dict()))
+            accelerator.trackers.append(tracker)
 
 
 class Metrics:
