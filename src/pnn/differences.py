@@ -2,6 +2,8 @@
 
     accuracy(run) = Σ correct / Σ targets over sequences,     difference(b, a) = accuracy(b) − accuracy(a)
 
+Decoders are judged by their loss, Σ loss / Σ targets, in the same way.
+
 Differences are *paired*: sequences are drawn again (with replacement) for all runs at once, and what is hard for every run
 cancels. Of a list of differences, the 95 % intervals are right all at once in 95 % of cases (`stats.bootstrap_together`), so a
 long list does not make a chance hit more likely; a difference holds when its interval leaves out zero. Intervals speak of the
@@ -38,8 +40,10 @@ def paired(totals: Sequence[SequenceTotals], pairs: Pairs, measure: Literal["cor
     return bootstrap_together(np.array(columns, dtype=np.float64).T, apart, DRAWS)
 
 
-def differences(names: Sequence[str], totals: Sequence[SequenceTotals], pairs: Pairs) -> Differences:
-    """The same in accuracy and loss, with names, verdicts and words."""
+def differences(
+    names: Sequence[str], totals: Sequence[SequenceTotals], pairs: Pairs, judged: Literal["accuracy", "loss"] = "accuracy"
+) -> Differences:
+    """The same in accuracy and loss, with names and verdicts; what they are judged by, also in words."""
     for name, one in zip(names, totals, strict=True):
         if len(one["targets"]) != len(totals[0]["targets"]):
             raise UserError(
@@ -53,11 +57,11 @@ def differences(names: Sequence[str], totals: Sequence[SequenceTotals], pairs: P
             "against": names[a],
             "accuracy": _as_json(accuracy),
             "loss": _as_json(loss),
-            "sentence": sentence(names[b], names[a], accuracy),
+            "sentence": sentence(names[b], names[a], accuracy) if judged == "accuracy" else of_loss(names[b], names[a], loss),
         }
         for (a, b), accuracy, loss in found
     ]
-    return {"comparisons": len(rows), "hold": sum(row["accuracy"]["verdict"] == HOLDS for row in rows), "rows": rows}
+    return {"comparisons": len(rows), "hold": sum(row[judged]["verdict"] == HOLDS for row in rows), "rows": rows}
 
 
 def _as_json(difference: Estimate) -> Difference:
@@ -85,3 +89,14 @@ def sentence(run: str, against: str, difference: Estimate) -> str:
     between = interval(sorted((abs(low), abs(high))), digits)
     apart = f"{bare_per_cent(abs(value), digits)} points {'above' if value > 0 else 'below'}"
     return f"{run} is {apart} {against} ({between}): {said}"
+
+
+def of_loss(run: str, against: str, difference: Estimate) -> str:
+    value, low, high = difference
+    said = verdict(difference)
+    if said == EQUAL:
+        return f"{run} has the same loss as {against} in every row: {said}"
+    if said == UNDECIDED:
+        return f"{run} differs from {against} by {value:.4f} nats per token ({interval((low, high), 4, scale=1)}): {said}"
+    between = interval(sorted((abs(low), abs(high))), 4, scale=1)
+    return f"{run} is {abs(value):.4f} nats per token {'above' if value > 0 else 'below'} {against} ({between}): {said}"

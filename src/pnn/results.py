@@ -223,6 +223,8 @@ class ComparedRun(Measured):
     accuracy: float
     accuracy_interval: Interval
     loss: float
+    perplexity: NotRequired[float]  # of decoders
+    bits_per_byte: NotRequired[float]
 
 
 class Comparison(TypedDict):
@@ -230,8 +232,9 @@ class Comparison(TypedDict):
     text: dict[str, Any]
     sequences: int
     max_length: int
-    mask_probability: float
-    mask_seed: int
+    mask_probability: NotRequired[float]  # of masked models
+    mask_seed: NotRequired[int]
+    stride: NotRequired[int]  # of decoders
     same_targets: bool
     draws: int
     runs: list[ComparedRun]

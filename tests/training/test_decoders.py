@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pnn.config import RunConfig, from_dict, load_config, validate
 from pnn.data.shards import prepare
+from pnn.data.tokenizers import trained_on
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.models.loading import load_decoder
@@ -233,20 +234,58 @@ def test_masked_models_and_decoders_are_not_mistaken_for_each_other(run, trained
         (("fill", run, "the [MASK]"), run, "is not one of our masked models"),
         (("analyze", "convergence", run), run, "is not one of our masked models"),
         (("analyze", "rewrites", trained_run), trained_run, "fills in masks, it does not continue a text"),
-        (("compare", run, trained_run), run, "is not one of our masked models: the perplexity of decoders"),
-        (("compare", run, trained_run), run, "by `pnn evaluate`"),
+        (("compare", run, trained_run), run, f"{run} predicts next tokens and {trained_run} masked ones"),
     ):
         code, _, err = pnn_command(*command)
         assert code == 2, folder
         assert message in err
 
 
-def test_decoders_without_a_run_are_not_asked_for_a_text_to_be_compared_on(run, pnn_command, tmp_path):
+def worse_copy(run, target, noise):
+    """A run folder like another, its embeddings shaken."""
+    shutil.copytree(run, target, symlinks=True)
+    best = (target / "checkpoints" / "best").resolve()
+    weights = load_file(best / "model.safetensors")
+    shaken = torch.randn(weights["model.embeddings.weight"].shape, generator=torch.Generator().manual_seed(0))
+    weights["model.embeddings.weight"] += noise * shaken
+    save_file(weights, best / "model.safetensors", metadata={"format": "pt"})
+    (best / "checksums.json").unlink()
+    return target
+
+
+def test_decoders_are_compared_by_their_loss(run, pnn_command, tmp_path):
+    worse, same = worse_copy(run, tmp_path / "worse", 0.3), worse_copy(run, tmp_path / "same", 0.0)
+    code, out, err = pnn_command("compare", run, worse, same, "--output", tmp_path / "compared.json")
+    assert code == 0, err
+    result = json.loads((tmp_path / "compared.json").read_text())
+    kept = json.loads((run / "evaluation.json").read_text())
+    for key in ("loss", "perplexity", "bits_per_byte", "accuracy", "targets"):
+        assert result["runs"][0][key] == pytest.approx(kept[key], rel=1e-5)
+    assert (result["stride"], result["max_length"]) == (kept["stride"], kept["context"])
+    assert "mask_seed" not in result
+    apart, equal = result["against_first"]["rows"]
+    assert apart["loss"]["difference"] == pytest.approx(result["runs"][1]["loss"] - result["runs"][0]["loss"])
+    assert 0 < apart["loss"]["interval"][0] < apart["loss"]["difference"] < apart["loss"]["interval"][1]
+    assert result["against_first"]["hold"] == 1
+    assert f"worse is {apart['loss']['difference']:.4f} nats per token above {run.name}" in out
+    assert equal["sentence"] == f"same has the same loss as {run.name} in every row: equal"
+    assert f"{kept['perplexity']:.2f}" in out
+    code, out, err = pnn_command("compare", run, worse, "--sequences", "5", "--json")
+    assert code == 0, err
+    assert json.loads(out)["sequences"] == 5
+
+
+def test_decoders_that_cannot_be_compared(run, pnn_command, tmp_path):
     for name in ("one", "two"):
         shutil.copytree((run / "checkpoints" / "best").resolve(), tmp_path / name)
     code, _, err = pnn_command("compare", tmp_path / "one", tmp_path / "two")
     assert code == 2
-    assert "by `pnn evaluate`" in err
+    assert "say what to compare on with --data" in err
+    trained_on(["the red fox sat on the mat"] * 20, 40, 32).save_pretrained(tmp_path / "two")
+    (tmp_path / "two" / "checksums.json").unlink()
+    code, _, err = pnn_command("compare", run, tmp_path / "two")
+    assert code == 2
+    assert "have different tokenizers, so their losses per token do not compare" in err
 
 
 @pytest.mark.slow

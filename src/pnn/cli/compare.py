@@ -22,7 +22,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all pairs, instead of a table.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
 ) -> None:
-    """Compare runs on the same text and masks.
+    """Compare runs on the same text: masked models on the same masks, by accuracy; decoders by loss.
 
     How far is each from the first, and which differences hold?
 

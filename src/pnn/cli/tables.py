@@ -109,23 +109,31 @@ def print_tasks(result: Tasks) -> None:
 
 def print_comparison(result: Comparison) -> None:
     """A row per run, with its difference to the first; below, the same in words, and what to keep in mind."""
+    decoders = "stride" in result
     title = Text(f"{result['sequences']:,} sequences of {result['source']}; accuracy in per cent", style="table.title")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # room for names
     table.add_column("run", overflow="fold")
-    for column in ("para-\nmeters", "steps", "accuracy", "loss", "difference\nto the first", "does it\nhold?"):
+    own = ("perplexity\nby token", "bits per\nbyte", "accuracy", "loss") if decoders else ("steps", "accuracy", "loss")
+    for column in ("para-\nmeters", *own, "difference\nin loss" if decoders else "difference\nto the first", "does it\nhold?"):
         table.add_column(column, justify="right", no_wrap=True)
     rows = result["against_first"]["rows"]
     for run, row in zip(result["runs"], [None, *rows], strict=True):
         apart = ("", "")
-        if row is not None:
+        if row is not None and decoders:
+            found = row["loss"]
+            apart = f"{found['difference']:.4f}\n({interval(found['interval'], 4, scale=1)})", found["verdict"]
+        elif row is not None:
             found = row["accuracy"]
             apart = f"{bare_per_cent(found['difference'])}\n({interval(found['interval'])})", found["verdict"]
+        more = ["" if run["steps"] is None else str(run["steps"])]
+        if decoders:
+            more = [f"{run['perplexity']:,.2f}", f"{run['bits_per_byte']:.3f}"]
         table.add_row(
             Text(run["name"]),
             short_count(run["parameters"]),
-            "" if run["steps"] is None else str(run["steps"]),
+            *more,
             f"{bare_per_cent(run['accuracy'])}\n({interval(run['accuracy_interval'])})",
-            f"{run['loss']:.3f}",
+            f"{run['loss']:.4f}" if decoders else f"{run['loss']:.3f}",
             *apart,
         )
     show(table)

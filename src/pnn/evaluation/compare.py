@@ -1,4 +1,5 @@
-"""Runs side by side on the same text and masks: each is evaluated there, and the differences are paired (`differences`)."""
+"""Runs side by side on the same text: each is evaluated there, and the differences are paired (`differences`). Masked models
+have the same masks and are judged by accuracy, decoders by loss."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,17 +18,17 @@ from pnn.config import DataConfig, EvaluationConfig, EvaluationSet, RunConfig
 from pnn.data import run_tokens
 from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, TokenSet, held_out, prepare, prepare_source
-from pnn.data.tokenizers import fingerprint
+from pnn.data.tokenizers import text_fingerprint
 from pnn.differences import DRAWS, differences
 from pnn.errors import UserError
+from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.reading import smaller_batches
+from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint
 from pnn.memory import out_of_memory_says
-from pnn.models.loading import LoadedRun, load_run
+from pnn.models.loading import Loaded, check_masked, load_any, longest_input
 from pnn.models.registry import kind_of
-from pnn.results import ComparedRun, Comparison, MaskedText
+from pnn.results import CausalText, ComparedRun, Comparison, MaskedText
 
-OF_DECODERS = "the perplexity of decoders is measured one at a time, by `pnn evaluate`"
 # What decides which lines a run has never seen
 HELD_OUT = ("train", "validation", "validation_sequences", "synthetic_paragraphs", "text_column", "filter")
 
@@ -46,57 +48,71 @@ def compare_runs(
     folders = [runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None for checkpoint in checkpoints]
     configs = [None if folder is None else runs.read_config(folder) for folder in folders]
     folder, config = next(((f, c) for f, c in zip(folders, configs, strict=True) if f is not None), (None, None))
-    loaded = [load_run(checkpoint, device=device, of_decoders=OF_DECODERS) for checkpoint in checkpoints]
-    if config is None and other is None:  # after loading: a decoder is not asked for text that it cannot be compared on
+    loaded = [load_any(checkpoint, device=device) for checkpoint in checkpoints]
+    causal = _are_decoders(names, loaded)
+    if config is None and other is None:  # after loading: a model is not asked for text that it cannot be compared on
         raise UserError(f"{runs.without_text(names[0], checkpoints[0])}: say what to compare on with --data")
     settings = config.evaluation if config is not None else EvaluationConfig()
     batch = batch_tokens or settings.batch_tokens
-    longest = min(one.model.config.max_position_embeddings for one in loaded)  # what all of them can read
-    data = config.data if config is not None else DataConfig(max_length=longest)
+    stride = settings.stride if sequences is None else None  # windows overlap in a text without gaps
+    longest = min(longest_input(one.model) for one in loaded)  # what all of them can read
+    data = config.data if config is not None else text_of_a_bare_checkpoint(loaded[0].model)
     data = replace(data, max_length=min(data.max_length, longest))
     if other is not None:
         data = replace(data, undo_wikitext_marks=other.undo_wikitext_marks)
 
-    keys = [fingerprint(one.tokenizer) for one in loaded]
+    keys = [text_fingerprint(one.tokenizer) for one in loaded]
+    if causal and len(set(keys)) > 1:
+        other_tokenizer = names[next(i for i, key in enumerate(keys) if key != keys[0])]
+        raise UserError(
+            f"{names[0]} and {other_tokenizer} have different tokenizers, so their losses per token do not compare: "
+            "`pnn evaluate` gives each one's bits per byte"
+        )
     texts: dict[str, tuple[TokenSet, NDArray[np.int64]]] = {}  # by tokenizer
     for key, one in zip(keys, loaded, strict=True):
         if key not in texts:
             own = folder if other is None else None
             texts[key] = _some(sequences, *_held_out(one, data, other, own, progress))
-    measured = []
+    masks = {"mask_probability": data.mask_probability, "mask_seed": settings.mask_seed}
+    how: dict[str, Any] = {"stride": stride} if causal else {**masks, "mask_draws": settings.mask_draws}
+    measured: list[MaskedText | CausalText] = []
     with out_of_memory_says(lambda: smaller_batches("compare", " ".join(names), batch)):
         for key, one in zip(keys, progress(loaded, "comparing"), strict=True):
-            measured.append(
-                evaluate_masked(
-                    one.model,
-                    *texts[key],
-                    mask_probability=data.mask_probability,
-                    mask_seed=settings.mask_seed,
-                    mask_draws=settings.mask_draws,
-                    batch_tokens=batch,
-                    precision=one.precision,
-                )
-            )
+            evaluate: Any = evaluate_causal if causal else evaluate_masked
+            measured.append(evaluate(one.model, *texts[key], **how, batch_tokens=batch, precision=one.precision))
     labels, totals = runs.short_names(names), [one["by_sequence"] for one in measured]
     notes = [] if other is not None else _notes_on_text(labels, configs)
     if len(texts) > 1:
         notes.append("The tokenizers differ, and so do the masked tokens: neither accuracies nor losses are of the same.")
     tokens, chosen = next(iter(texts.values()))
     first = [(0, later) for later in range(1, len(names))]
-    return {
+    pairs = list(itertools.combinations(range(len(names)), 2))
+    judged: Any = "loss" if causal else "accuracy"
+    result = {
         "source": tokens.manifest["name"],
         "text": tokens.manifest["recipe"]["text"],
         "sequences": len(chosen),
         "max_length": data.max_length,
-        "mask_probability": data.mask_probability,
-        "mask_seed": settings.mask_seed,
+        **({"stride": stride or data.max_length} if causal else masks),
         "same_targets": len(texts) == 1,
         "draws": DRAWS,
         "runs": [_describe(*one) for one in zip(labels, names, loaded, measured, strict=True)],
-        "against_first": differences(labels, totals, first),
-        "all_pairs": differences(labels, totals, list(itertools.combinations(range(len(names)), 2))),
+        "against_first": differences(labels, totals, first, judged),
+        "all_pairs": differences(labels, totals, pairs, judged),
         "notes": notes,
     }
+    return cast(Comparison, result)
+
+
+def _are_decoders(names: Sequence[str], loaded: Sequence[Loaded[Any]]) -> bool:
+    causal = [kind_of(one.model).causal for one in loaded]
+    if any(causal) and not all(causal):
+        decoder, masked = names[causal.index(True)], names[causal.index(False)]
+        raise UserError(f"{decoder} predicts next tokens and {masked} masked ones: compare models of one kind")
+    if not causal[0]:
+        for one in loaded:
+            check_masked(one)
+    return causal[0]
 
 
 def _distinct_checkpoints(names: Sequence[str]) -> list[Path | str]:
@@ -111,7 +127,7 @@ def _distinct_checkpoints(names: Sequence[str]) -> list[Path | str]:
 
 
 def _held_out(
-    one: LoadedRun, data: DataConfig, other: EvaluationSet | None, run: Path | None, progress: Progress
+    one: Loaded[Any], data: DataConfig, other: EvaluationSet | None, run: Path | None, progress: Progress
 ) -> tuple[TokenSet, NDArray[np.int64]]:
     """`other` text, or what `run` holds out: in its own tokens, or in those of a model with another tokenizer or a shorter
     input. The lines are the same for every tokenizer."""
@@ -120,7 +136,7 @@ def _held_out(
         return tokens, np.arange(len(tokens))
     assert run is not None
     own = run_tokens.recorded(run).get("validation", {}).get("recipe", {})
-    if own.get("tokenizer") == fingerprint(one.tokenizer) and own["max_length"] == data.max_length:
+    if own.get("tokenizer") == text_fingerprint(one.tokenizer) and own["max_length"] == data.max_length:
         return run_tokens.held_out(run, data, one.tokenizer, progress)
     if data.validation == "tail":
         tokens = prepare(replace(data, tokenizer=str(one.checkpoint)), progress).validation
@@ -137,9 +153,9 @@ def _some(number: int | None, tokens: TokenSet, chosen: NDArray[np.int64]) -> tu
     return tokens, chosen
 
 
-def _describe(name: str, run: str, loaded: LoadedRun, measured: MaskedText) -> ComparedRun:
+def _describe(name: str, run: str, loaded: Loaded[Any], measured: MaskedText | CausalText) -> ComparedRun:
     model = loaded.model
-    return {
+    described = {
         "name": name,
         "run": run,
         "checkpoint": Path(loaded.checkpoint).name,
@@ -151,7 +167,9 @@ def _describe(name: str, run: str, loaded: LoadedRun, measured: MaskedText) -> C
         "accuracy": measured["accuracy"],
         "accuracy_interval": measured["accuracy_interval"],
         "loss": measured["loss"],
+        **{key: measured[key] for key in ("perplexity", "bits_per_byte") if key in measured},  # type: ignore[literal-required]
     }
+    return cast(ComparedRun, described)
 
 
 def _notes_on_text(labels: Sequence[str], configs: Sequence[RunConfig | None]) -> list[str]:

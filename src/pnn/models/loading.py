@@ -57,13 +57,17 @@ def load_run(
     """RUN's masked model. `num_steps` is only checked: whether the model can take so many. `of_decoders`: what to do with a
     decoder instead, for the message."""
     loaded = load_any(run, device=device)
+    check_masked(loaded, of_decoders)
+    check_num_steps(loaded.model, num_steps)
+    return loaded
+
+
+def check_masked(loaded: Loaded[Any], of_decoders: str | None = None) -> None:
     kind, name = kind_of(loaded.model), type(loaded.model).__name__
     if not (kind.ours and kind.masked):
         said = of_decoders if of_decoders and kind.causal else "it has no refinement steps to read"
         raise UserError(f"{loaded.checkpoint}: a {name} is not one of our masked models: {said}")
     check_masks(loaded.tokenizer, str(loaded.checkpoint))
-    check_num_steps(loaded.model, num_steps)
-    return loaded
 
 
 def check_num_steps(model: MaskedLMBase, num_steps: int | None) -> None:
