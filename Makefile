@@ -4,7 +4,7 @@ BIN := .venv/bin
 # of the tests: one for each core, each takes a gigabyte
 WORKERS ?= logical --maxprocesses 4
 
-.PHONY: quickstart test check lint docs figures format stamp clean
+.PHONY: quickstart test check habits lint docs figures format stamp clean
 
 quickstart: .venv/core
 	$(BIN)/pnn quickstart
@@ -14,6 +14,10 @@ test: .venv/dev  ## all that needs no GPU
 
 check: lint  ## linters and the fast tier
 	$(BIN)/pytest -m "not gpu and not slow" -n $(WORKERS) --dist worksteal -q
+
+habits: .venv/habits  ## what people do with Hugging Face's libraries, with the transformers in use and the oldest that we take
+	$(BIN)/pytest -q tests/models/test_habits.py tests/training/test_trackers.py
+	PYTHONPATH=.venv/oldest $(BIN)/pytest -q tests/models/test_habits.py
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -44,6 +48,12 @@ stamp:  ## before the code is copied to a machine without its .git: src/pnn/_com
 
 .venv/dev: .venv/core
 	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
+	@touch $@
+
+.venv/habits: .venv/dev
+	$(BIN)/python -m pip install --quiet -e '.[habits]' -c constraints.txt
+	grep -v '^transformers==' constraints.txt > .venv/constraints-of-oldest.txt
+	$(BIN)/python -m pip install --quiet --upgrade --target .venv/oldest transformers==5.17.0 -c .venv/constraints-of-oldest.txt
 	@touch $@
 
 .venv/docs: .venv/core

@@ -36,7 +36,8 @@ FENCE = re.compile(
 NEEDS = {"gpu", "hub", "install", "machines"}
 SHOWN = {"text"}  # languages that are there to be read
 START = "docs/index.md"
-OPTIONAL = {"--shots": "lm_eval", "--onnx": "onnx"}  # what an option needs beyond the core; the dev extra has both
+# what an option or an import needs beyond the core; the dev extra has it
+OPTIONAL = {"--shots": "lm_eval", "--onnx": "onnx", "peft": "peft"}
 SLOW = {START, "docs/ablations.md", "docs/howto/many_gpus.md", "docs/howto/decoders.md", "docs/howto/your_text.md"}
 CORPUS = ["data.synthetic_paragraphs=300", "data.validation_sequences=30", "training.tensorboard=false"]
 FEW = ["--sequences", "10"]
@@ -171,7 +172,10 @@ def run_page(page: str, folder: Path) -> None:
         if block.file is not None:
             add_file(block.file, block.code, folder)
         elif block.language == "python":
-            exec(compile(block.code, page, "exec"), names)
+            without = missing(block.code.split())
+            left_out += without
+            if not without:
+                exec(compile(block.code, page, "exec"), names)
         else:
             for line in lines_of(block.code):
                 without = missing(shlex.split(line, comments=True)) if line.startswith("pnn ") else []

@@ -28,6 +28,8 @@ from pnn.nn.transformer import TransformerLayer
 
 @strict
 class BertBaselineConfig(PreTrainedConfig):
+    """A BERT baseline: as many distinct layers as `num_hidden_layers` says."""
+
     model_type = "pnn_bert_baseline"
     keys_to_ignore_at_inference = KEYS_TO_IGNORE
 
@@ -54,6 +56,8 @@ class BertBaselineConfig(PreTrainedConfig):
 
 
 class BertBaselineModel(EncoderBase):
+    """Tokens to states: the embeddings and what each layer makes of them."""
+
     config_class = BertBaselineConfig
 
     def __init__(self, config: BertBaselineConfig):
@@ -76,6 +80,8 @@ class BertBaselineModel(EncoderBase):
 
 
 class BertBaselineForMaskedLM(MaskedLMBase):
+    """A BERT baseline that predicts masked tokens."""
+
     config_class = BertBaselineConfig
     encoder_class = BertBaselineModel
 
@@ -84,20 +90,28 @@ class BertBaselineForMaskedLM(MaskedLMBase):
 
 
 class BertBaselineForSequenceClassification(SequenceClassificationBase):
+    """A BERT baseline that classifies whole texts, by the last state of their first token."""
+
     config_class = BertBaselineConfig
     encoder_class = BertBaselineModel
 
 
 class BertBaselineForTokenClassification(TokenClassificationBase):
+    """A BERT baseline that gives each token a label."""
+
     config_class = BertBaselineConfig
     encoder_class = BertBaselineModel
 
 
 class BertBaselineForQuestionAnswering(QuestionAnsweringBase):
+    """A BERT baseline that finds where in a text an answer starts and ends."""
+
     config_class = BertBaselineConfig
     encoder_class = BertBaselineModel
 
 
 class BertBaselineForMultipleChoice(MultipleChoiceBase):
+    """A BERT baseline that chooses between candidate texts."""
+
     config_class = BertBaselineConfig
     encoder_class = BertBaselineModel

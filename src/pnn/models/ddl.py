@@ -51,6 +51,14 @@ VARIANTS = ("code", "paper")
 
 @strict
 class DDLConfig(PreTrainedConfig):
+    """A Deep Delta decoder. The values of what decides what it is:
+
+    * `residual`: `"delta"` reads, compares and overwrites; `"write_only"` does not erase; `"additive"` adds, as everybody does.
+    * `value_channels`: numbers for each dimension of the state; 1 is a vector, as everybody's.
+    * `compressor`: `"channel"` mixes the channels of a token, `"token"` also those of the tokens before it.
+    * `reading`: `"code"` follows the published code, `"paper"` the text.
+    """
+
     model_type = "ddl"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "states", "gates", "hidden_states", "attentions"]
 
@@ -216,6 +224,8 @@ class DDLPreTrainedModel(OwnPreTrainedModel):
 
 
 class DDLModel(DDLPreTrainedModel):
+    """Tokens to a state that every sublayer reads and rewrites."""
+
     def __init__(self, config: DDLConfig):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -345,6 +355,8 @@ def _watch_gate(residual: DeltaResidual, into: list[Tensor]) -> Any:
 
 
 class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
+    """A Deep Delta decoder that predicts the next token."""
+
     accepts_loss_kwargs = True  # HF Trainer: we divide by `num_items_in_batch` ourselves
     _tied_weights_keys: ClassVar[dict[str, str]] = {"head.weight": "model.embeddings.weight"}
 

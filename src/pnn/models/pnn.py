@@ -38,6 +38,15 @@ from pnn.objectives import step_weights
 
 @strict
 class PNNConfig(PreTrainedConfig):
+    """A PNN. The values of what decides what it is:
+
+    * `schedule`: which refiner runs at which step. `[0, 0, 0, 0]` is the paper's one refiner four times (also `num_steps=4`);
+      `[0, 1, 2, 3, 0, 1, 2, 3]` applies four of them twice.
+    * `update`: `"gated"` adds what a refiner proposes, as far as a gate lets it; `"delta"` rewrites the state along one
+      direction; `"rewrite"` proposes the whole next state, and a gate decides how far the state moves there.
+    * `gate`: `"query_key"`, one for each dimension; `"token"`, one for each token; `"none"`.
+    """
+
     model_type = "pnn"
     keys_to_ignore_at_inference = KEYS_TO_IGNORE
 
@@ -103,6 +112,8 @@ class PNNConfig(PreTrainedConfig):
 
 
 class PNNModel(EncoderBase):
+    """Tokens to states: h⁰ (the embeddings), h¹, …, hᵀ."""
+
     config_class = PNNConfig
 
     def __init__(self, config: PNNConfig):
@@ -138,6 +149,8 @@ class PNNModel(EncoderBase):
 
 
 class PNNForMaskedLM(MaskedLMBase):
+    """A PNN that predicts masked tokens, and learns from what it predicts after each step."""
+
     config_class = PNNConfig
     encoder_class = PNNModel
 
@@ -153,20 +166,28 @@ class PNNForMaskedLM(MaskedLMBase):
 
 
 class PNNForSequenceClassification(SequenceClassificationBase):
+    """A PNN that classifies whole texts, by the last state of their first token."""
+
     config_class = PNNConfig
     encoder_class = PNNModel
 
 
 class PNNForTokenClassification(TokenClassificationBase):
+    """A PNN that gives each token a label."""
+
     config_class = PNNConfig
     encoder_class = PNNModel
 
 
 class PNNForQuestionAnswering(QuestionAnsweringBase):
+    """A PNN that finds where in a text an answer starts and ends."""
+
     config_class = PNNConfig
     encoder_class = PNNModel
 
 
 class PNNForMultipleChoice(MultipleChoiceBase):
+    """A PNN that chooses between candidate texts."""
+
     config_class = PNNConfig
     encoder_class = PNNModel
