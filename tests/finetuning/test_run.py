@@ -310,8 +310,9 @@ def test_mistakes(pnn_command, tiny_encoders, task_files, tmp_path):
     )
     for file in pnn.glob("tokenizer*"):
         shutil.copy(file, decoder)
-    fails(pnn_command, decoder, "--task", "rte", *here, says=("cannot load a sequence classifier",))
+    fails(pnn_command, decoder, "--task", "copa", *here, says=("cannot load a multiple choice model",))
     assert not (tmp_path / "other").exists()
+    assert pnn_command("finetune", decoder, "--task", "rte", *here, *QUICK)[0] == 0  # it has a head for sentences
 
 
 def test_a_trial_with_a_limit_leaves_no_submission(pnn_command, tiny_encoders, task_files, tmp_path):

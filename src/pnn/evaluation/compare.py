@@ -27,7 +27,7 @@ from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint
 from pnn.memory import out_of_memory_says
 from pnn.models.loading import Loaded, check_masked, load_any, longest_input
 from pnn.models.registry import kind_of
-from pnn.results import CausalText, ComparedRun, Comparison, MaskedText
+from pnn.results import ComparedRun, Comparison
 
 # What decides which lines a run has never seen
 HELD_OUT = ("train", "validation", "validation_sequences", "synthetic_paragraphs", "text_column", "filter")
@@ -75,7 +75,7 @@ def compare_runs(
             texts[key] = _some(sequences, *_held_out(one, data, other, own, progress))
     masks = {"mask_probability": data.mask_probability, "mask_seed": settings.mask_seed}
     how: dict[str, Any] = {"stride": stride} if causal else {**masks, "mask_draws": settings.mask_draws}
-    measured: list[MaskedText | CausalText] = []
+    measured: list[Any] = []
     with out_of_memory_says(lambda: smaller_batches("compare", " ".join(names), batch)):
         for key, one in zip(keys, progress(loaded, "comparing"), strict=True):
             evaluate: Any = evaluate_causal if causal else evaluate_masked
@@ -153,7 +153,7 @@ def _some(number: int | None, tokens: TokenSet, chosen: NDArray[np.int64]) -> tu
     return tokens, chosen
 
 
-def _describe(name: str, run: str, loaded: Loaded[Any], measured: MaskedText | CausalText) -> ComparedRun:
+def _describe(name: str, run: str, loaded: Loaded[Any], measured: Any) -> ComparedRun:
     model = loaded.model
     described = {
         "name": name,
@@ -167,7 +167,7 @@ def _describe(name: str, run: str, loaded: Loaded[Any], measured: MaskedText | C
         "accuracy": measured["accuracy"],
         "accuracy_interval": measured["accuracy_interval"],
         "loss": measured["loss"],
-        **{key: measured[key] for key in ("perplexity", "bits_per_byte") if key in measured},  # type: ignore[literal-required]
+        **{key: measured[key] for key in ("perplexity", "bits_per_byte") if key in measured},
     }
     return cast(ComparedRun, described)
 

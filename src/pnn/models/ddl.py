@@ -428,7 +428,9 @@ class DDLForSequenceClassification(GenericForSequenceClassification, DDLPreTrain
     accepts_loss_kwargs = False  # a mean over the batch, which HF Trainer averages itself
 
     def __init__(self, config: DDLConfig):
-        DDLPreTrainedModel.__init__(self, config)  # theirs asks the Auto classes, which do not know remote code
+        super(GenericForSequenceClassification, self).__init__(
+            config
+        )  # theirs asks the Auto classes, which do not know remote code
         self.num_labels = config.num_labels
         self.model = DDLModel(config)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)

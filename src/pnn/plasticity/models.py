@@ -104,7 +104,7 @@ def plastic_class(original: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
 
 def _of_plastic_class(original: type[PreTrainedModel]) -> PreTrainedModel:
-    made = plastic_class(original)
+    made: Any = plastic_class(original)
     return made.__new__(made)
 
 
