@@ -185,3 +185,24 @@ def test_a_padded_batch_with_a_classifier(kind, kernels_forced, monkeypatch):
     torch.testing.assert_close(with_kernels.logits, without.logits, atol=1e-5, rtol=1e-4)
     for (name, one), (_, other) in zip(fast.named_parameters(), plain.named_parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["published", "turned", "bert"])
+def test_attentions_and_checkpointing_with_kernels(name, request):
+    torch.manual_seed(0)
+    model = MODELS[name]().train()
+
+    def watched():
+        return model(**packed_call(), output_attentions=True).attentions
+
+    plain, (loss, _, gradients) = watched(), loss_and_gradients(model)
+    wanted = {key: value.clone() for key, value in gradients.items()}
+    request.getfixturevalue("kernels_forced")
+    for one, other in zip(watched(), plain, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, atol=1e-5, rtol=1e-4)  # an empty sequence sees nothing
+    model.gradient_checkpointing_enable()
+    again, _, checkpointed = loss_and_gradients(model)
+    assert again == pytest.approx(loss, abs=1e-5)
+    for key, value in wanted.items():
+        assert torch.allclose(checkpointed[key], value, atol=2e-5), key

@@ -170,3 +170,10 @@ def test_what_somebody_watches_is_not_bypassed(kernels_forced):
         handle.remove()
         assert calls, part
         assert watched == pytest.approx(unwatched, abs=1e-5), part
+    seen = model(input_ids=torch.arange(5)[None], output_attentions=True, output_hidden_states=True)
+    assert (len(seen.attentions), len(seen.hidden_states)) == (1, 2)
+    _, wanted = loss_and_gradients(model)
+    model.gradient_checkpointing_enable()
+    _, checkpointed = loss_and_gradients(model)
+    for key, value in wanted.items():
+        assert torch.allclose(checkpointed[key], value, atol=2e-5 * (1 + value.abs().max().item())), key
