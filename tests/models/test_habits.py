@@ -286,7 +286,7 @@ def learns(model, inputs, **targets) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
 
 
