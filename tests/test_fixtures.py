@@ -42,13 +42,14 @@ def numbers(value, prefix=""):
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("shards", ["there", "gone"])
 def test_a_run_is_evaluated_as_it_was(old, pnn_command, run, shards):
+    """But for intervals: those of few sequences have become wider, by Student's t."""
     if shards == "gone":
         shutil.rmtree("prepared")
     before = read_json(old / run / "evaluation.json")
     code, out, err = pnn_command("evaluate", run, "--json")
     assert code == 0, err
     found = numbers(json.loads(out))
-    wanted = numbers(before)
+    wanted = {key: value for key, value in numbers(before).items() if "interval" not in key}
     assert len(wanted) > 10
     assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-4)
 
