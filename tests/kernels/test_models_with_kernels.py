@@ -102,6 +102,23 @@ def test_a_model_with_kernels_is_the_plain_model(name, in_one_piece, request, mo
         assert torch.allclose(fast[key], wanted, atol=2e-5), key
 
 
+@pytest.mark.parametrize("name", ["equations", "turned", "rotary", "bert"])
+def test_predictions_with_kernels_are_those_of_the_plain_model(name, request):
+    """Without gradients rotary positions turn queries and keys where they lie: never what a hook has seen."""
+    torch.manual_seed(0)
+    model, seen = MODELS[name]().eval(), []
+    call = packed_call() | {"labels": None, "output_logits": True}
+    with torch.no_grad():
+        expected = model(**call).logits
+        request.getfixturevalue("kernels_forced")
+        assert torch.allclose(model(**call).logits, expected, atol=1e-5)
+        keep = lambda _module, _inputs, out: seen.append((out, out.clone()))  # noqa: E731
+        model.encoder.blocks[0].attention.qkv.register_forward_hook(keep)
+        assert torch.allclose(model(**call).logits, expected, atol=1e-5)
+    assert all(torch.equal(out, before) for out, before in seen)
+    assert seen
+
+
 @pytest.mark.slow
 def test_hooks_and_replaced_layers_are_not_bypassed(kernels_forced):
     torch.manual_seed(0)

@@ -14,6 +14,7 @@ import pnn
 from pnn.analysis.trace import Text
 from pnn.data.masking import SpecialTokens
 from pnn.data.tokenizers import of_synthetic_language
+from pnn.nn.packing import only_at
 from pnn.nn.refiner import Refinement
 
 CLS, SEP, MASK = 2, 3, 4
@@ -86,6 +87,9 @@ class Planted(nn.Module):
         self.delta_norm = norm
         self.through_attention, self.held_back = through_attention, held_back
         self.steps = len(delta)
+
+    def forward(self, h, layout, at=None):
+        return only_at(h + self.refine(h, layout).delta, at)
 
     def refine(self, h, layout):
         if self.held_back is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pnn.analysis.controls import untrained
 from pnn.analysis.totals import Array, Totals, ratio
-from pnn.analysis.trace import Edit, Place, Text, has_gates, trace_text
+from pnn.analysis.trace import Edit, Place, Text, has_gates, predict, trace_batch, trace_text
 from pnn.models.base import MaskedLMBase
 from pnn.models.ddl import DDLForCausalLM
 from pnn.stats import bootstrap, finite
@@ -128,9 +128,14 @@ def steps_of(model: MaskedLMBase) -> int:
 
 def measure(model: MaskedLMBase, text: Text, edits: Sequence[Edit] = ()) -> Array:
     totals = Totals(len(text))
-    for trace in trace_text(model, text, edits):
-        ones = torch.ones_like(trace.last.loss)
-        totals.add("all", trace.target_sequence, torch.stack((ones, trace.last.correct.float(), trace.last.loss), 1))
+    for batch in text.batches():
+        if edits:
+            trace = trace_batch(model, batch, edits)
+            sequence, last = trace.target_sequence, trace.last
+        else:
+            found = predict(model, batch)
+            sequence, last = found.sequence, found.last
+        totals.add("all", sequence, torch.stack((torch.ones_like(last.loss), last.correct.float(), last.loss), 1))
     return totals.of("all")
 
 

@@ -28,6 +28,7 @@ from pnn.data.batches import PackedBatch, evaluation_batches
 from pnn.data.masking import Masked, SpecialTokens
 from pnn.data.shards import TokenSet
 from pnn.errors import UserError
+from pnn.evaluation.passes import states_at, to_device
 from pnn.models.base import MaskedLMBase, arrange
 from pnn.models.registry import kind_of
 
@@ -127,6 +128,19 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Predictions:
+    """What a model makes of one batch's masked tokens, and nothing else of it."""
+
+    labels: Tensor
+    sequence: Tensor  # of each target, the number of its sequence
+    readings: list[Reading]  # after every step 0 … T, or after the last alone
+
+    @property
+    def last(self) -> Reading:
+        return self.readings[-1]
+
+
+@dataclass(frozen=True)
 class Trace:
     model: MaskedLMBase
     batch: Batch
@@ -172,6 +186,19 @@ def read(model: MaskedLMBase, rows: Tensor, labels: Tensor) -> Reading:
     loss = F.cross_entropy(logits, labels, reduction="none")
     top, prediction = logits.max(-1)
     return Reading(prediction, prediction == labels, torch.exp(-loss), torch.exp(top - logits.logsumexp(-1)), loss)
+
+
+@torch.no_grad()
+def predict(model: MaskedLMBase, batch: Batch, every_step: bool = False) -> Predictions:
+    """For whoever needs no more than predictions: the last state at targets alone, unless `every_step` is asked for."""
+    was_training = model.training
+    model.eval()
+    masked = replace(batch.packed, input_ids=batch.masked.input_ids)
+    states = states_at(model, masked, batch.masked.positions, every_step=every_step)
+    labels, sequence = (to_device(x, model.device) for x in (batch.masked.labels, batch.sequence[batch.masked.positions]))
+    found = Predictions(labels, sequence, [read(model, h, labels) for h in states])
+    model.train(was_training)
+    return found
 
 
 def trace_text(model: MaskedLMBase, text: Text, edits: Sequence[Edit] = (), num_steps: int | None = None) -> Iterator[Trace]:

@@ -23,10 +23,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pnn.data.batches import pack
 from pnn.data.shards import TokenSet
 from pnn.errors import UserError
 from pnn.evaluation.masked import commonest
-from pnn.evaluation.reading import to_device
+from pnn.evaluation.passes import states_at, to_device
 from pnn.models.lean import padded_vocabulary
 from pnn.models.registry import kind_of
 from pnn.results import CausalText
@@ -51,14 +52,14 @@ def evaluate_causal(
     was_training = model.training
     model.eval()
     losses, right, asked = [], [], []
-    for rows, firsts in _batches(stream, context, stride, max(1, batch_tokens // context)):
-        ids = to_device(torch.from_numpy(rows), model.device)
-        with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
-            for window, row, logits, first in zip(rows, ids, _logits(model, ids), firsts, strict=True):
-                nats, correct = _score(logits[first - 1 : -1], row[first:])
-                losses.append(nats)
-                right.append(correct)
-                asked.append(window[first:])
+    with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+        for rows, firsts in _batches(stream, context, stride, max(1, batch_tokens // context)):
+            targets = [window[first:] for window, first in zip(rows, firsts, strict=True)]
+            labels = to_device(torch.from_numpy(np.concatenate(targets)), model.device)
+            for row, logits in zip(labels.split([*map(len, targets)]), _logits(model, rows, firsts), strict=True):
+                losses.append(F.cross_entropy(logits.float(), row, reduction="sum"))
+                right.append((logits.argmax(-1) == row).sum())
+            asked += targets
     model.train(was_training)
     scored = [len(targets) for targets in asked]
     windows = np.array(scored, dtype=np.float64)
@@ -89,18 +90,20 @@ def evaluate_causal(
     }
 
 
-def _logits(model: Any, ids: Tensor) -> Iterator[Tensor]:
-    """Of each row. Ours are made one row at a time; others may do more to theirs than multiply, and give them all at once."""
+def _logits(model: Any, rows: NDArray[np.int64], firsts: list[int]) -> Iterator[Tensor]:
+    """Of each row, where it predicts its tokens from its first scored one on. Ours are made one row at a time; others may do
+    more to theirs than multiply, and give them all at once."""
+    context = rows.shape[1]
     if kind_of(model).ours:
-        yield from map(model.get_output_embeddings(), model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+        batch = pack(rows.reshape(-1), np.full(len(rows), context), np.zeros(len(rows), np.int64))
+        at = [row * context + np.arange(first - 1, context - 1) for row, first in enumerate(firsts)]
+        (states,) = states_at(model, batch, torch.from_numpy(np.concatenate(at)))
+        yield from map(model.get_output_embeddings(), states.split([*map(len, at)]))
     else:
         with padded_vocabulary(model):
-            logits = model(input_ids=ids, use_cache=False).logits
-        yield from logits[..., : model.config.vocab_size]
-
-
-def _score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return F.cross_entropy(logits.float(), targets, reduction="sum"), (logits.argmax(-1) == targets).sum()
+            logits = model(input_ids=to_device(torch.from_numpy(rows), model.device), use_cache=False).logits
+        for row, first in zip(logits, firsts, strict=True):
+            yield row[first - 1 : -1, : model.config.vocab_size]
 
 
 def _batches(

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from pnn.data.batches import PackedBatch, pack
 from pnn.data.tokenizers import canonical
 from pnn.errors import UserError
-from pnn.evaluation.reading import states_at
+from pnn.evaluation.passes import states_at
 from pnn.models.base import MaskedLMBase
 
 BLOCK_TEXTS = 4096  # enough to bring equal lengths together and to keep a GPU busy; results come a block at a time
@@ -141,7 +141,7 @@ def _answer(
     best, steps = [], []
     with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
         for batch in _batches(block, batch_tokens):
-            states = states_at(model, batch, (batch.input_ids == mask).nonzero().squeeze(1), num_steps)
+            states = states_at(model, batch, (batch.input_ids == mask).nonzero().squeeze(1), num_steps, every_step=by_step)
             ids, probabilities = _best(model, states[-1], top)
             best.append((ids, probabilities))
             if by_step:

@@ -3,9 +3,9 @@
     answer = argmax over choices of log p(choice | prompt)                          acc
              argmax over choices of log p(choice | prompt) / bytes of the choice    acc_norm
 
-Prompts, scoring and batches are lm-eval's, by its own task definitions and its `HFLM`; we hand it the model and say where
-documents come from (`task_files`). The paper does not say which of the two it reports: tables show acc_norm, and acc for Social
-IQA and WinoGrande, where lm-eval has no other; results hold both.
+Prompts and scoring are lm-eval's, by its own task definitions and its `HFLM`; we hand it the model, say where documents come
+from (`task_files`) and, for our own models, compute what it asks for (`requests`). The paper does not say which of the two it
+reports: tables show acc_norm, and acc for Social IQA and WinoGrande, where lm-eval has no other; results hold both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ from pnn import runs
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError, first_line
 from pnn.evaluation.reading import smaller_batches
+from pnn.evaluation.requests import log_likelihoods
 from pnn.evaluation.task_files import TASKS, check_names, read_documents, write_tasks
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.loading import load_decoder, longest_input
+from pnn.models.registry import kind_of
 from pnn.progress import console, say
 from pnn.results import TaskRow, Tasks, TasksAtShots, TaskScore
 
@@ -143,6 +146,8 @@ def evaluate_tasks(
                 batch_size=batch_size or _batch_size(device),
                 **settings,
             )
+            if kind_of(model).ours:
+                lm._loglikelihood_tokens = partial(log_likelihoods, lm)
             measured = lm_eval.simple_evaluate(
                 model=lm, tasks=list(tasks), num_fewshot=num_fewshot, limit=limit, task_manager=manager, log_samples=False
             )

@@ -21,7 +21,7 @@ from pnn.data.batches import evaluation_batches, special_tokens
 from pnn.data.shards import TokenSet
 from pnn.data.tokenizers import fingerprint, of_synthetic_language
 from pnn.errors import UserError
-from pnn.evaluation.reading import states_at, to_device
+from pnn.evaluation.passes import states_at, to_device
 from pnn.models.base import MaskedLMBase
 from pnn.results import Accuracy, Commonest, MaskedScores, MaskedText
 from pnn.stats import of_a_share, ratio_interval
@@ -61,20 +61,22 @@ def evaluate_masked(
     sequence, token, best, correct, loss = [], [], [], [], []
     # Masks are drawn on the host and results stay on the device until the last batch is on its way: the loop never waits.
     # What piles up on the device is 5 bytes a target and step, little beside one batch's logits.
-    for draw in range(mask_draws):
-        for packed, indices in evaluation_batches(tokens, sequences, batch_tokens):
-            masked = packed.mask(special, mask_probability, mask_seed + draw)
-            labels = to_device(masked.labels, model.device)
-            with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
-                states = states_at(model, replace(packed, input_ids=masked.input_ids), masked.positions, num_steps)
+    with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+        for draw in range(mask_draws):
+            for packed, indices in evaluation_batches(tokens, sequences, batch_tokens):
+                masked = packed.mask(special, mask_probability, mask_seed + draw)
+                labels = to_device(masked.labels, model.device)
+                states = states_at(
+                    model, replace(packed, input_ids=masked.input_ids), masked.positions, num_steps, every_step=True
+                )
                 steps = [_read_out(model.head(h), labels) for h in states]  # one step's logits at a time
-            correct.append(torch.stack([right for right, _ in steps]))
-            loss.append(torch.stack([value for _, value in steps]))
-            positions, borders = masked.positions.numpy(), packed.cu_seqlens.numpy()
-            sequence.append(indices[np.searchsorted(borders, positions, side="right") - 1])
-            token.append(masked.labels.numpy())
-            if corpus is not None:
-                best.append(best_possible(packed.input_ids.numpy(), borders, positions, corpus))
+                correct.append(torch.stack([right for right, _ in steps]))
+                loss.append(torch.stack([value for _, value in steps]))
+                positions, borders = masked.positions.numpy(), packed.cu_seqlens.numpy()
+                sequence.append(indices[np.searchsorted(borders, positions, side="right") - 1])
+                token.append(masked.labels.numpy())
+                if corpus is not None:
+                    best.append(best_possible(packed.input_ids.numpy(), borders, positions, corpus))
     model.train(was_training)
     record = TargetRecord(
         sequence=np.concatenate(sequence),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
+from pnn.data.batches import PackedBatch, pack
 from pnn.finetuning.examples import Example
 from pnn.finetuning.tasks import Task
 
@@ -99,8 +100,7 @@ def by_length(encoded: Encoded, batch_size: int) -> Iterator[NDArray[np.int64]]:
 
 def collate(encoded: Encoded, chosen: NDArray[np.int64], pad: int, max_length: int, device: torch.device) -> dict[str, Tensor]:
     """Padded (B, L), or (B, C, L) for choices. Without labels: those are the loop's."""
-    per = encoded.choices or 1
-    rows = [int(example) * per + choice for example in chosen for choice in range(per)]
+    rows = _rows(encoded, chosen)
     longest = max(len(encoded.ids[row]) for row in rows)
     length = min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, max_length)
     ids = torch.full((len(rows), length), pad)
@@ -118,3 +118,15 @@ def collate(encoded: Encoded, chosen: NDArray[np.int64], pad: int, max_length: i
     if encoded.choices:
         batch = {name: x.view(-1, encoded.choices, length) for name, x in batch.items()}
     return {name: x.to(device) for name, x in batch.items()}
+
+
+def packed(encoded: Encoded, chosen: NDArray[np.int64]) -> PackedBatch:
+    """The same without padding, as our models read it best."""
+    ids = [encoded.ids[row] for row in _rows(encoded, chosen)]
+    lengths = np.array([len(row) for row in ids])
+    return pack(np.concatenate(ids), lengths, keys=np.zeros(len(ids), np.int64))
+
+
+def _rows(encoded: Encoded, chosen: NDArray[np.int64]) -> list[int]:
+    per = encoded.choices or 1
+    return [int(example) * per + choice for example in chosen for choice in range(per)]

@@ -21,9 +21,11 @@ from transformers import PreTrainedModel
 
 from pnn.config import TrainingConfig
 from pnn.errors import UserError
-from pnn.finetuning.encoding import Encoded, by_length, collate, training_order
+from pnn.evaluation.passes import states_at
+from pnn.finetuning.encoding import Encoded, by_length, collate, packed, training_order
 from pnn.finetuning.metrics import Metrics, measure_sets, score
 from pnn.finetuning.tasks import Task
+from pnn.models.registry import kind_of
 from pnn.training.optim import descend, learning_rate, make_optimizer
 
 WEIGHT_DECAY = 0.01
@@ -109,28 +111,24 @@ def _loss(model: PreTrainedModel, plan: Plan, chosen: NDArray[np.int64]) -> Tens
 
 @torch.no_grad()
 def outputs(model: PreTrainedModel, plan: Plan, encoded: Encoded, by_step: bool = False) -> Outputs:
-    """(steps, examples, outputs): the logits after the last step alone, or after every step 0 … T, read by the same head."""
+    """(steps, examples, outputs): the logits after the last step alone, or (ours) after every step 0 … T, by the same head."""
     model.eval()
     parts, order = [], []
-    for chosen in by_length(encoded, plan.batch_size):
-        batch = collate(encoded, chosen, plan.pad, plan.max_length, plan.device)
-        with torch.autocast(plan.device.type, plan.precision, enabled=plan.precision != torch.float32):
-            if by_step:
-                states = model(**batch, output_states=True).states
-                logits = torch.stack([_read(model, state, encoded.choices) for state in states])
+    with torch.autocast(plan.device.type, plan.precision, enabled=plan.precision != torch.float32):
+        for chosen in by_length(encoded, plan.batch_size):
+            if kind_of(model).ours:
+                batch = packed(encoded, chosen)
+                firsts = batch.cu_seqlens[:-1].long()  # all that the head reads is each sequence's first token
+                logits = torch.stack([model.classifier(h) for h in states_at(model, batch, firsts, every_step=by_step)])
+                logits = logits.view(len(logits), len(chosen), -1)  # an example's choices are sequences of their own
             else:
-                logits = model(**batch).logits[None]
-        parts.append(logits.float())
-        order.append(chosen)
+                logits = model(**collate(encoded, chosen, plan.pad, plan.max_length, plan.device)).logits[None]
+            parts.append(logits.float())
+            order.append(chosen)
     found = torch.cat(parts, dim=1).cpu().numpy()
     sorted_back = np.empty_like(found)
     sorted_back[:, np.concatenate(order)] = found
     return sorted_back
-
-
-def _read(model: Any, state: Tensor, choices: int) -> Tensor:
-    logits = model.classifier(state[:, 0])
-    return logits.view(-1, choices) if choices else logits
 
 
 def decide(task: Task, logits: Outputs) -> NDArray[np.float64]:

@@ -8,6 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 
+def takes(width: int) -> bool:
+    """Heads of this width: Triton's arrays have powers of two for lengths."""
+    return width > 1 and width & (width - 1) == 0
+
+
 @triton.jit
 def _turn(x, cos, sin, stride, groups, half: tl.constexpr, block: tl.constexpr, back: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

@@ -88,10 +88,12 @@ def arrange(
     if cu_seqlens is not None:
         if rows != 1:
             raise ValueError(f"packed input is one row of tokens, got {rows} rows")
-        as_rows = None if for_kernels(tokens) else Rows.of(cu_seqlens, length, heads)  # kernels go by the borders
-        layout = Layout(cu_seqlens=cu_seqlens, max_seqlen=max_positions, rows=as_rows)
+        layout = Layout(cu_seqlens=cu_seqlens, max_seqlen=max_positions)
         if position_ids is None:
             position_ids = (torch.arange(length, device=tokens.device) - layout.sequence_starts(length))[None]
+        if not for_kernels(tokens):  # kernels go by the borders
+            alone = len(cu_seqlens) == 2  # one sequence is a row as it is
+            layout = Layout() if alone else replace(layout, rows=Rows.of(cu_seqlens, length, heads))
     else:
         if length > max_positions:
             raise ValueError(f"a sequence of {length} tokens, but the model takes {max_positions} (truncate it)")

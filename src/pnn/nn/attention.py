@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
 from pnn.nn import fast
 from pnn.nn.packing import Layout, only_at, rows_of
-from pnn.nn.rotary import rotate
 
 
 class SelfAttention(nn.Module):
@@ -47,10 +45,7 @@ class SelfAttention(nn.Module):
     def projected(self, h: Tensor, layout: Layout) -> Tensor:
         """q, k and v of every head, (…, 3, heads, d_head)."""
         qkv = self.qkv(h).view(*h.shape[:-1], 3, self.num_heads, self.head_width)
-        if layout.rotation is None:
-            return qkv
-        q, k, v = qkv.unbind(-3)
-        return torch.stack((rotate(q, *layout.rotation), rotate(k, *layout.rotation), v), dim=-3)
+        return qkv if layout.rotation is None else fast.rotated(self.qkv, qkv, layout.rotation)
 
     def weights(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
         """softmax(q_i k_iᵀ / √d_head), (sequences, heads, length, length), and which tokens are real. For whoever studies

@@ -23,14 +23,18 @@ from pnn.kernels import short_rows
 from pnn.nn.feed_forward import FeedForward
 from pnn.nn.gating import QueryKeyGate
 from pnn.nn.packing import Layout, only_at, packed_attention, padded_attention, rows_of
+from pnn.nn.rotary import rotate
 
 # When -----------------------------------------------------------------------------------------------------------------
 
 
+def products_in(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The precision of products with numbers of this kind."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
+
+
 def computed_in(x: Tensor) -> torch.dtype:
-    """The precision of products with x."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return products_in(x.device, x.dtype)
 
 
 def kernels_compute(device: torch.device, dtype: torch.dtype) -> bool:
@@ -221,7 +225,7 @@ def gated_update(gate: nn.Module | None, h: Tensor, delta: Tensor) -> Tensor:
 
             if kernel.takes(h):
                 return kernel.gated_update(h, gate.query(h), gate.key(delta), delta, gate.temperature, gate.opening)
-        elif plain(gate.query, nn.Linear):
+        elif plain(gate.query, nn.Linear) and torch.is_grad_enabled():
             # τ divides the matrix instead of every token, which takes its gradient over the tokens three times less
             bias = None if gate.query.bias is None else gate.query.bias / gate.temperature
             logits = F.linear(h, gate.query.weight / gate.temperature, bias) * gate.key(delta)
@@ -257,12 +261,37 @@ def packed(qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
         if kernel.takes(width, layout.max_seqlen):
             assert layout.cu_seqlens is not None
             return kernel.short_attention(qkv, layout.cu_seqlens, layout.max_seqlen, dropout)
-        if dropout == 0 and width <= 256 and width % 8 == 0:
+        if dropout == 0 and flash_takes(width):
             return flash_packed_attention(qkv, layout)
     rows = rows_of(qkv, layout)
     if dropout == 0 and short_rows.takes(qkv, rows.keep.shape[1]):
         return short_rows.attention(qkv, rows.keep, rows.spread, rows.gather, rows.collect)
     return packed_attention(qkv, layout, dropout)
+
+
+def rotated(projection: nn.Module, qkv: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """(…, 3, heads, d_head), what `projection` gave, with queries and keys turned by their token's place."""
+    *tokens, _, heads, width = qkv.shape
+    without_gradients = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if without_gradients and heads > 0 and for_kernels(qkv) and plain(projection, nn.Linear):
+        from pnn.kernels import rotary
+
+        if rotary.takes(width) and list(rotation[0].shape[:-1]) == tokens:
+            rotary.turn(qkv.view(-1, 3 * heads * width), heads, width, rotation)  # where they lie: nobody else has seen them
+            return qkv
+    turned = rotate(qkv[..., :2, :, :], *(x.unsqueeze(-2) for x in rotation))
+    return torch.cat((turned, qkv[..., 2:, :, :]), dim=-3)
+
+
+def flash_takes(width: int) -> bool:
+    return width <= 256 and width % 8 == 0
+
+
+def attention_waits(width: int, longest: int) -> bool:
+    """Whether packed attention asks how long the sequences are, where kernels compute: if it takes the plain form after all."""
+    from pnn.kernels import attention as kernel
+
+    return not (kernel.takes(width, longest) or flash_takes(width))
 
 
 def flash_packed_attention(qkv: Tensor, layout: Layout) -> Tensor:

@@ -29,7 +29,7 @@ from torch import Tensor
 from pnn.analysis.controls import shuffled
 from pnn.analysis.subject import Subject
 from pnn.analysis.totals import Array, Totals, difference_of_ratios, finding, ratio, ratios, two_ratios
-from pnn.analysis.trace import trace_batch
+from pnn.analysis.trace import predict
 from pnn.data import synthetic
 from pnn.evaluation.masked import best_possible, embedded_corpus
 from pnn.results import Finding
@@ -147,9 +147,9 @@ def run(subject: Subject) -> dict[str, Any]:
     corpus = embedded_corpus(text.tokens.manifest)
     steps, targets = 0, []
     for batch in text.batches():
-        trace, control = trace_batch(subject.model, batch), trace_batch(subject.naive, batch)
-        sequence, labels, steps = trace.target_sequence, trace.labels, len(trace.steps)
-        predictions = torch.stack([reading.prediction for reading in trace.readings])
+        found, control = (predict(model, batch, every_step=True) for model in (subject.model, subject.naive))
+        sequence, labels, steps = found.sequence, found.labels, len(found.readings) - 1
+        predictions = torch.stack([reading.prediction for reading in found.readings])
         add(totals, "trained", predictions, labels, sequence)
         add(totals, "untrained", torch.stack([r.prediction for r in control.readings]), labels, sequence)
         others = shuffled(labels)
@@ -159,9 +159,9 @@ def run(subject: Subject) -> dict[str, Any]:
         )
         totals.count("targets", sequence)
         for name in ("correct", "confidence", "probability"):
-            totals.add(name, sequence, torch.stack([getattr(reading, name) for reading in trace.readings], 1))
+            totals.add(name, sequence, torch.stack([getattr(reading, name) for reading in found.readings], 1))
         if corpus is not None:
-            _add_true_difficulty(totals, trace.batch, predictions, corpus)
+            _add_true_difficulty(totals, batch, predictions, corpus)
     step_0 = _add_controlled(totals, *torch.cat(targets, 1))
     result: dict[str, Any] = {
         "num_steps": steps,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, Subject, difficulty
 from pnn.analysis.totals import Totals, finding, ratio, ratios
-from pnn.analysis.trace import Batch, trace_batch
+from pnn.analysis.trace import Batch, predict
 from pnn.stats import finite
 from pnn.studies.registry import Experiment
 
@@ -67,8 +67,8 @@ def run(subject: Subject) -> dict[str, Any]:
     totals = Totals(len(subject.text))
     squares = torch.zeros(len(CONTEXTS), dtype=torch.float64)
     for batch in subject.text.batches():
-        trace = trace_batch(subject.model, batch)
-        p, sequence = trace.last.probability, trace.target_sequence
+        found = predict(subject.model, batch)
+        p, sequence = found.last.probability, found.sequence
         groups = difficulty(p)
         if len(p) >= 3:
             at, kind = contexts(groups, sequence)
@@ -78,7 +78,7 @@ def run(subject: Subject) -> dict[str, Any]:
             squares += (of_kind * p[at, None].double().square()).sum(0).cpu()
         middle, *others = choose(batch)
         for name, other in zip(("near", "far"), others, strict=True):
-            other_side = trace_batch(subject.model, batch.revealing(batch.masked.positions[other]))
+            other_side = predict(subject.model, batch.revealing(batch.masked.positions[other]))
             gain = (other_side.last.probability - p)[middle]
             of_group = torch.nn.functional.one_hot(groups[other], len(DIFFICULTIES))
             totals.add(f"{name} targets", sequence[middle], of_group)

@@ -1,0 +1,240 @@
+"""A pass of one of our models over packed text, for everybody who wants its states and no gradients: filling, evaluating,
+comparing, analysing, fine-tuning's dev sets, lm-eval's requests.
+
+    states_at(model, batch, positions)      hᵀ at the positions that are asked for, or h⁰ … hᵀ there
+
+What nobody asks for is not computed: of the last step that is most. Everything that the host needs to know about a batch (where
+its targets are, how many) it works out before the batch goes to the device, as one array of whole numbers. So nothing in a loop
+over batches waits for the device: the host prepares the next batch while the device is busy with this one.
+
+On a GPU in 16 bit the host would need longer to issue a pass kernel by kernel than the GPU to compute it. So a pass is recorded
+as a CUDA graph and replayed with one call. A graph has fixed shapes; a batch is filled up to the next *bucket* with tokens that
+nobody attends to or asks for, with empty sequences, and with positions that are asked for in vain. A bucket is recorded when it
+comes a second time. Whatever cannot be recorded (a model with hooks, fp32, too little memory, more than `MOST` buckets) is
+computed as it is, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from pnn.data.batches import PackedBatch
+from pnn.models.registry import kind_of
+from pnn.nn.fast import attention_waits, kernels_compute, products_in, untouched
+from pnn.nn.packing import only_at
+
+SMALLEST = 64  # tokens of a bucket; four sizes for each doubling: at most a quarter is computed in vain
+MOST = 32  # buckets recorded of one model
+Run = Callable[[Tensor], list[Tensor]]
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """From the host, without waiting for the copy."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+
+
+@torch.inference_mode()
+def states_at(
+    model: PreTrainedModel, batch: PackedBatch, positions: Tensor, num_steps: int | None = None, every_step: bool = False
+) -> list[Tensor]:
+    """The last state of a packed batch at these flat positions, (positions, d), alone or behind those before it, h⁰ … hᵀ
+    (`every_step`, of encoders). Batch and positions are on the host. The model is in evaluation mode, and a decoder without
+    its head: states are what its head reads."""
+    causal = kind_of(model).causal
+    longest = model.config.max_position_embeddings
+    layout: type[PackedShape | RowsShape] = RowsShape if causal else PackedShape
+
+    def run(flat: Tensor, shape: PackedShape | RowsShape) -> list[Tensor]:
+        inputs = shape.inputs(flat)
+        if causal:
+            at = inputs.pop("last_at")
+            return [only_at(model.base_model(**inputs, use_cache=False).last_hidden_state, at)[0]]
+        out = model.base_model(**inputs, num_steps=num_steps, output_states=every_step)
+        before = out.states[:-1] if every_step else ()
+        return [*(only_at(h, inputs["last_at"])[0] for h in before), out.last_hidden_state[0]]
+
+    recordings = _recordings_of(model)
+    if recordings is not None:
+        shape = layout.bucket(batch, positions, longest)
+        steps = getattr(model.config, "num_steps", None) if num_steps is None else num_steps
+        key = (shape, steps, every_step, products_in(model.device, model.dtype))
+        states = recordings.replay(key, shape.flat(batch, positions, longest), lambda flat: run(flat, shape))
+        if states is not None:
+            return [h[: len(positions)].clone() for h in states]
+    shape = layout.exact(batch, positions)
+    return run(to_device(shape.flat(batch, positions, longest), model.device), shape)
+
+
+# Shapes ---------------------------------------------------------------------------------------------------------------
+
+
+def bucket(count: int) -> int:
+    """The next of 64, 80, 96, 112, 128, 160, …"""
+    count = max(count, SMALLEST)
+    return _up(count, 1 << ((count - 1).bit_length() - 3))
+
+
+def _up(count: int, unit: int) -> int:
+    return max(1, math.ceil(count / unit)) * unit
+
+
+class PackedShape(NamedTuple):
+    """Sequences end to end, as encoders read them."""
+
+    tokens: int
+    borders: int
+    positions: int
+
+    @staticmethod
+    def exact(batch: PackedBatch, positions: Tensor) -> PackedShape:
+        return PackedShape(len(batch.input_ids), len(batch.cu_seqlens), len(positions))
+
+    @staticmethod
+    def bucket(batch: PackedBatch, positions: Tensor, longest: int) -> PackedShape:
+        """Sequences and positions are counted in sixteenths of the tokens."""
+        tokens = bucket(len(batch.input_ids))
+        filler = math.ceil((tokens - len(batch.input_ids)) / longest)
+        return PackedShape(tokens, _up(len(batch.cu_seqlens) + filler, tokens // 16), _up(len(positions), tokens // 16))
+
+    def flat(self, batch: PackedBatch, positions: Tensor, longest: int) -> Tensor:
+        """All that a pass needs, in one array. Filler lies in sequences of its own, none longer than `longest`."""
+        count = len(batch.input_ids)
+        borders = torch.cat((batch.cu_seqlens.long(), torch.arange(count, self.tokens, longest)[1:]))
+        return torch.cat(
+            (
+                F.pad(batch.input_ids, (0, self.tokens - count)),
+                F.pad(batch.position_ids, (0, self.tokens - count)),
+                F.pad(borders, (0, self.borders - len(borders)), value=self.tokens),
+                F.pad(positions, (0, self.positions - len(positions))),
+            )
+        )
+
+    def inputs(self, flat: Tensor) -> dict[str, Tensor]:
+        ids, places, borders, at = flat.split((self.tokens, self.tokens, self.borders, self.positions))
+        return {"input_ids": ids[None], "position_ids": places[None], "cu_seqlens": borders.int(), "last_at": at}
+
+
+class RowsShape(NamedTuple):
+    """Rows filled up at their end, as decoders read them: no token sees what comes after it."""
+
+    rows: int
+    length: int
+    positions: int
+
+    @staticmethod
+    def exact(batch: PackedBatch, positions: Tensor) -> RowsShape:
+        return RowsShape(len(batch.cu_seqlens) - 1, int(batch.cu_seqlens.diff().max()), len(positions))
+
+    @staticmethod
+    def bucket(batch: PackedBatch, positions: Tensor, longest: int) -> RowsShape:
+        rows, length, count = RowsShape.exact(batch, positions)
+        length = min(bucket(length), longest)
+        return RowsShape(rows, length, _up(count, max(1, rows * length // 16)))
+
+    def flat(self, batch: PackedBatch, positions: Tensor, longest: int) -> Tensor:
+        lengths = batch.cu_seqlens.diff().long()
+        place = torch.arange(self.rows).repeat_interleave(lengths) * self.length + batch.position_ids
+        ids = torch.zeros(self.rows * self.length, dtype=torch.long).index_copy_(0, place, batch.input_ids)
+        return torch.cat((ids, F.pad(place[positions], (0, self.positions - len(positions)))))
+
+    def inputs(self, flat: Tensor) -> dict[str, Tensor]:
+        ids, at = flat.split((self.rows * self.length, self.positions))
+        return {"input_ids": ids.view(self.rows, self.length), "last_at": at}
+
+
+# Recorded passes ------------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """One pass as a CUDA graph: reads `flat`, writes `states`."""
+
+    def __init__(self, run: Run, flat: Tensor, stream: torch.cuda.Stream, pool: Any):
+        self.flat = flat
+        self.graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # gives the old stream back, also where a capture fails
+            run(flat)  # what is compiled, chosen or allocated once must not be recorded
+            # autocast keeps weights in 16 bit until its block ends: those made before would be gone when the graph is replayed,
+            # and those made inside hold nothing until then
+            torch.clear_autocast_cache()
+            try:
+                with torch.cuda.graph(self.graph, pool=pool, stream=stream):
+                    self.states = run(flat)
+            finally:
+                torch.clear_autocast_cache()
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+class Recordings:
+    """The recorded passes of one model, whose weights lie where `weights` says. They share their memory: one runs at a time,
+    and what it gives is copied before the next."""
+
+    def __init__(self, weights: tuple[int, ...], device: torch.device):
+        self.weights, self.device = weights, device
+        self.seen: set[Any] = set()
+        self.recorded: dict[Any, Recording] = {}
+        self.full = False
+        with torch.cuda.device(device):
+            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    def replay(self, key: Any, flat: Tensor, run: Run) -> list[Tensor] | None:
+        """What `run` gives for these inputs; None where nothing is recorded for them. Good until the next replay."""
+        with torch.cuda.device(self.device):
+            if key not in self.recorded:
+                first = key not in self.seen
+                self.seen.add(key)
+                if first or self.full or not self._record(key, flat, run):
+                    return None
+            recording = self.recorded[key]
+            recording.flat.copy_(flat.pin_memory(), non_blocking=True)
+            recording.graph.replay()
+        return recording.states
+
+    def _record(self, key: Any, flat: Tensor, run: Run) -> bool:
+        free, total = torch.cuda.mem_get_info()
+        if len(self.recorded) == MOST or free < total // 4:  # what is recorded keeps its memory
+            self.full = True
+            return False
+        try:
+            self.recorded[key] = Recording(run, to_device(flat, self.device), self.stream, self.pool)
+        except RuntimeError:  # out of memory among them
+            self.full = True
+        return not self.full
+
+
+_RECORDINGS: WeakKeyDictionary[PreTrainedModel, Recordings] = WeakKeyDictionary()
+
+
+def _recordings_of(model: PreTrainedModel) -> Recordings | None:
+    """None for a model whose passes cannot be recorded as it is now."""
+    config, device = model.config, model.device
+    if model.training or not kernels_compute(device, products_in(device, model.dtype)):
+        return None
+    width = config.hidden_size // config.num_attention_heads
+    if not kind_of(model).causal and attention_waits(width, config.max_position_embeddings):
+        return None
+    weights = where_weights_lie(model)
+    if weights is None:
+        return None
+    known = _RECORDINGS.get(model)
+    if known is None or known.weights != weights:  # moved, replaced or pruned since: what was recorded reads the old ones
+        known = _RECORDINGS[model] = Recordings(weights, device)
+    return known
+
+
+def where_weights_lie(model: PreTrainedModel) -> tuple[int, ...] | None:
+    """None for a model that somebody listens to or has compiled: its modules are called."""
+    places: list[int] = []
+    for module in model.base_model.modules():
+        if not untouched(module) or module._compiled_call_impl is not None:
+            return None
+        places += [weight.data_ptr() for weight in module._parameters.values() if weight is not None]
+    return tuple(places)
