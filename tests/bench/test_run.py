@@ -90,6 +90,7 @@ def test_the_file_holds_what_the_contract_says(pair, tmp_path):
         "pnn_share_of_matmul_rate",
         "bert_share_of_matmul_rate",
         "pnn_inference_vs_naive",
+        "pnn_inference_share_of_matmul_rate",
         "bert_inference_vs_transformers",
     }
     expected = ours["tokens_per_second"]["median"] / naive["tokens_per_second"]["median"]

@@ -11,6 +11,7 @@ import pnn
 from pnn.data.batches import pack
 from pnn.evaluation import passes
 from pnn.evaluation.passes import states_at
+from pnn.models import ddl, ddl_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -160,8 +161,8 @@ def test_running_out_of_memory_while_recording_is_no_error(monkeypatch):
 
     class TooLarge(passes.Recording):
         def __init__(self, run, *rest):
-            def greedy(flat):
-                held = run(flat)
+            def greedy():
+                held = run()
                 if torch.cuda.is_current_stream_capturing():
                     torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
                 return held
@@ -200,3 +201,60 @@ def test_recording_takes_less_than_a_second():
         torch.cuda.synchronize()
     assert recorded(model) == 1
     assert time.perf_counter() - started < 1
+
+
+# Generation -----------------------------------------------------------------------------------------------------------
+
+VARIANTS = {
+    "channel": {},
+    "token": {"compressor": "token"},
+    "scalar": {"value_channels": 1},
+    "additive": {"residual": "additive", "value_channels": 1},
+}
+
+
+def steps_of(model):
+    return ddl_steps._STEPS.get(model, ((), {}))[1]
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_recorded_steps_give_the_logits_of_the_whole_text(name, padding):
+    model = decoder(**VARIANTS[name]).bfloat16()
+    ids = torch.randint(5, 500, (3, 250), generator=torch.Generator().manual_seed(0)).cuda()
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    whole = model(ids, attention_mask=mask, use_cache=False).logits.float()
+    cache = model(ids[:, :20], attention_mask=mask[:, :20]).past_key_values
+    for at in range(20, 250):
+        out = model(ids[:, at : at + 1], attention_mask=mask[:, : at + 1], past_key_values=cache)
+        assert cache.steps is not None
+        error = (out.logits[:, 0].float() - whole[:, at]).norm() / whole[:, at].norm()
+        assert error < 0.05, at
+    assert len(steps_of(model)) == 1
+
+
+@torch.no_grad()
+def test_two_texts_at_a_time_do_not_mix():
+    model = decoder().bfloat16()
+    ids = torch.randint(5, 500, (2, 1, 40), generator=torch.Generator().manual_seed(0)).cuda()
+    caches = [model(one[:, :8]).past_key_values for one in ids]
+    alone = [model(one, use_cache=False).logits.float() for one in ids]
+    for at in range(8, 40):
+        for one, cache, whole in zip(ids, caches, alone, strict=True):
+            found = model(one[:, at : at + 1], past_key_values=cache).logits[:, 0].float()
+            assert (found - whole[:, at]).norm() < 0.05 * whole[:, at].norm()
+    assert [cache.steps is not None for cache in caches] == [True, False]
+
+
+def test_generated_text_is_that_of_plain_steps(monkeypatch):
+    model = decoder().bfloat16()
+    prompt = torch.randint(5, 500, (4, 6), generator=torch.Generator().manual_seed(0)).cuda()
+    settings = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    recorded_text = model.generate(prompt, **settings)
+    beams = model.generate(prompt, num_beams=2, **settings)
+    assert steps_of(model)
+    monkeypatch.setattr(ddl, "recorded_step", lambda *_: None)
+    assert (recorded_text == model.generate(prompt, **settings)).float().mean() > 0.9  # near ties may fall either way in bf16
+    assert beams.shape == model.generate(prompt, num_beams=2, **settings).shape

@@ -14,6 +14,7 @@ import pnn
 from pnn.config import load_config, shipped_configs
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.models.ddl_cache import DDLCache
+from pnn.models.ddl_steps import Steps, capacity_for
 from pnn.models.sections import build_model, model_config
 from pnn.nn.delta_rule import DeltaResidual
 
@@ -130,6 +131,49 @@ def test_beams_and_samples_reorder_every_part_of_the_cache(name):
     model, ids = build(name), tokens(2, 3)
     settings = {"max_new_tokens": 6, "do_sample": False, "num_beams": 3, "num_return_sequences": 2, "pad_token_id": 0}
     assert torch.equal(model.generate(ids, **settings), model.generate(ids, use_cache=False, **settings))
+
+
+@every_variant
+@pytest.mark.parametrize("padding", [0, 3])
+@torch.no_grad()
+def test_a_step_on_buffers_is_the_models_own_step(name, padding):
+    """What is recorded on a GPU, computed here as it is: with room for more tokens, and back again."""
+    model, ids = build(name), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    first = {"input_ids": ids[:, :5], "attention_mask": mask[:, :5]}
+    cache, twin = (model(**first).past_key_values for _ in range(2))
+    steps = Steps(cache, capacity_for(6, 12))
+    steps.take(cache, mask[:, :5].bool())
+    cache.forget()
+    cache.steps = steps
+    for at in range(5, 9):
+        steps.feed(ids[:, at : at + 1], None, None)
+        expected = model(ids[:, at : at + 1], attention_mask=mask[:, : at + 1], past_key_values=twin).logits
+        assert cache.get_seq_length() == twin.get_seq_length()
+        assert torch.allclose(steps.run(model), expected, atol=1e-5)
+    rest = {"input_ids": ids[:, 9:], "attention_mask": mask}  # three tokens at once: the cache takes everything back
+    ours, theirs = (model(**rest, past_key_values=one) for one in (cache, twin))
+    assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
+    assert cache.steps is None
+    assert steps.owner is None
+
+
+def test_buffers_have_room_and_never_more_than_the_model_takes():
+    assert [capacity_for(tokens, 1024) for tokens in (1, 128, 129, 500, 1000)] == [256, 256, 512, 1024, 1024]
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_generating_asks_once_whether_there_is_padding(padding, monkeypatch):
+    """Asking waits for a GPU: once for the prompt, never for a token."""
+    model, ids = build("channel"), tokens(2, 4)
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    asked, everything = [], torch.Tensor.all
+    monkeypatch.setattr(torch.Tensor, "all", lambda x, *rest: asked.append(x.shape) or everything(x, *rest))
+    model.generate(ids, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert ids.shape in asked
+    assert not any(shape[-1] > 4 for shape in asked if len(shape) == 2)
 
 
 def test_a_cache_can_be_chosen_from_repeated_and_reset():

@@ -1,16 +1,18 @@
 """Rows of inference speed: masked tokens predicted in evaluation mode, on the held-out text of a config.
 
-Ours reads packed batches and computes logits at masked positions only, with the number of refinement steps as a dial. The
-naive PNN and transformers' BERT read the same sequences with the same masks, padded, and compute logits at every position of
-the last step. Batches are made and masked before the clock starts, for all alike: what is timed is the way to the device and
-the prediction. All predict in bf16 on a GPU that has it, in fp32 on a CPU.
+Ours reads packed batches by the function that `pnn fill` and `pnn evaluate` call (`evaluation/passes`) and computes logits at
+masked positions only, with the number of refinement steps as a dial. The naive PNN and transformers' BERT read the same
+sequences with the same masks, padded, and compute logits at every position of the last step. Batches are made and masked before
+the clock starts, for all alike: what is timed is the way to the device and the prediction. All predict in bf16 on a GPU that
+has it, in fp32 on a CPU.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from pnn.bench.training import (
     host_trainer_of,
     parameters_of,
     precision_name,
+    row_name,
     size_of,
     text_of,
     with_transform,
@@ -34,7 +37,7 @@ from pnn.bench.transformers_bert import build_bert
 from pnn.config import RunConfig
 from pnn.data.batches import PackedBatch, TrainingStream, special_tokens
 from pnn.data.masking import Masked
-from pnn.training.device import compiles
+from pnn.evaluation.passes import states_at
 from pnn.training.loop import Trainer
 
 BATCHES = 8  # of `evaluation.batch_tokens` tokens each, used in turn
@@ -47,6 +50,10 @@ class HeldOut:
     batch: PackedBatch
     masked: Masked
     tokens: int
+
+    def packed(self) -> tuple[PackedBatch, Tensor]:
+        """The masked batch and where its masks are."""
+        return replace(self.batch, input_ids=self.masked.input_ids), self.masked.positions
 
 
 def held_out(host: Trainer) -> list[HeldOut]:
@@ -70,18 +77,13 @@ def held_out(host: Trainer) -> list[HeldOut]:
     return out
 
 
-def padded(host: Trainer, one: HeldOut) -> dict[str, Tensor]:
+def padded(host: Trainer, one: HeldOut, device: torch.device) -> Callable[[], dict[str, Tensor]]:
+    """The same as rows, ready on the host; a call sends them to the device."""
     rows = pad(one.batch, one.masked, host.config.data.max_length, host.prepared.tokenizer.pad_token_id or 0)
-    return {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask}
-
-
-def packed(one: HeldOut) -> dict[str, Tensor]:
-    return {
-        "input_ids": one.masked.input_ids[None],
-        "position_ids": one.batch.position_ids[None],
-        "cu_seqlens": one.batch.cu_seqlens,
-        "logit_positions": one.masked.positions,
-    }
+    inputs = {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask}
+    if device.type == "cuda":
+        inputs = {name: x.pin_memory() for name, x in inputs.items()}
+    return lambda: {name: x.to(device, non_blocking=True) for name, x in inputs.items()}
 
 
 @torch.inference_mode()
@@ -91,36 +93,36 @@ def predict_row(
     text: Text,
     model: torch.nn.Module,
     config: Any,
-    predict: Callable[[dict[str, Tensor]], Tensor],
-    batches: Sequence[tuple[dict[str, Tensor], int]],
+    predictions: Sequence[tuple[Callable[[], Tensor], int]],
     num_steps: int | None = None,
     *,
     name: str,
     implementation: str,
-    compiled: bool = False,
 ) -> dict[str, Any]:
-    """Time `predict` (a batch on the device → predicted tokens) over batches, each with its number of real tokens, in turn."""
+    """Time predictions (of one batch each, with its number of real tokens) in turn."""
     device = device_of(run)
-    if device.type == "cuda":
-        batches = [({key: x.pin_memory() for key, x in batch.items()}, tokens) for batch, tokens in batches]
-    supply = itertools.cycle(batches)
+    supply = itertools.cycle(predictions)
 
     def one_batch() -> float:
-        batch, tokens = next(supply)
-        predict({key: x.to(device, non_blocking=True) for key, x in batch.items()})
+        predict, tokens = next(supply)
+        predict()
         return tokens
 
-    measured = time_updates(one_batch, budget, device)
+    precision = inference_precision(run)
+    # a model that is in 16 bit itself is left as it is
+    mixed = torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32" and dtype_of(model) == torch.float32)
+    with mixed:
+        measured = time_updates(one_batch, budget, device)
     return {
         "name": name,
         "what": "inference",
         "config": run.name,
         "implementation": implementation,
-        "compiled": compiled,
+        "compiled": False,
         "parameters": parameters_of(model),
-        "precision": inference_precision(run),
+        "precision": precision,
         "shapes": {
-            "batch_tokens": max(tokens for _, tokens in batches),
+            "batch_tokens": max(tokens for _, tokens in predictions),
             "max_length": run.data.max_length,
             "mean_length": text.mean_length,
             "target_share": text.target_share,
@@ -139,9 +141,8 @@ def inference_precision(run: RunConfig) -> str:
     return "bf16" if name == "fp16" and torch.cuda.is_bf16_supported(including_emulation=False) else name
 
 
-def autocast(run: RunConfig) -> torch.autocast:
-    precision = inference_precision(run)
-    return torch.autocast(device_of(run).type, DTYPES[precision], enabled=precision != "fp32")
+def dtype_of(model: torch.nn.Module) -> torch.dtype:
+    return next(model.parameters()).dtype
 
 
 def inference_row(run: RunConfig, budget: Budget, num_steps: int | None = None) -> dict[str, Any]:
@@ -150,21 +151,13 @@ def inference_row(run: RunConfig, budget: Budget, num_steps: int | None = None) 
     clean_slate(device)
     with host_trainer_of(run) as host:
         text, batches, model = text_of(host), held_out(host), host.model.to(device).eval()
-    compiled = compiles(run.training, device.type == "cuda")
-    if compiled:
-        model.base_model.compile_blocks()
 
-    def predict(batch: dict[str, Tensor]) -> Tensor:
-        if compiled:
-            torch._dynamo.maybe_mark_dynamic(batch["cu_seqlens"], 0)  # the number of sequences differs between batches
-        with autocast(run):
-            return model(**batch, num_steps=num_steps).logits.argmax(-1)
+    def predict(batch: PackedBatch, positions: Tensor) -> Tensor:
+        return model.head(states_at(model, batch, positions, num_steps)[-1]).argmax(-1)
 
-    name = run.kind.type + ("" if num_steps is None else f", {num_steps} step{'' if num_steps == 1 else 's'}")
-    inputs = [(packed(one), one.tokens) for one in batches]
-    return predict_row(
-        run, budget, text, model, model.config, predict, inputs, num_steps, name=name, implementation="pnn", compiled=compiled
-    )
+    predictions = [(partial(predict, *one.packed()), one.tokens) for one in batches]
+    name = row_name(run) + ("" if num_steps is None else f", {num_steps} step{'' if num_steps == 1 else 's'}")
+    return predict_row(run, budget, text, model, model.config, predictions, num_steps, name=name, implementation="pnn")
 
 
 def naive_inference_row(run: RunConfig, budget: Budget) -> dict[str, Any]:
@@ -172,14 +165,14 @@ def naive_inference_row(run: RunConfig, budget: Budget) -> dict[str, Any]:
     clean_slate(device)
     with host_trainer_of(run) as host:
         text, config = text_of(host), host.model.config
-        inputs = [(padded(host, one), one.tokens) for one in held_out(host)]
+        batches = [(padded(host, one, device), one.tokens) for one in held_out(host)]
         model = NaivePNN.from_pnn(host.model).to(device).eval()
 
-    def predict(batch: dict[str, Tensor]) -> Tensor:
-        with autocast(run):
-            return model.head(model.states(**batch)[-1]).argmax(-1)
+    def predict(batch: Callable[[], dict[str, Tensor]]) -> Tensor:
+        return model.head(model.states(**batch())[-1]).argmax(-1)
 
-    return predict_row(run, budget, text, model, config, predict, inputs, name="naive pnn", implementation="naive")
+    predictions = [(partial(predict, batch), tokens) for batch, tokens in batches]
+    return predict_row(run, budget, text, model, config, predictions, name="naive pnn", implementation="naive")
 
 
 def transformers_inference_row(run: RunConfig, budget: Budget) -> dict[str, Any]:
@@ -187,14 +180,13 @@ def transformers_inference_row(run: RunConfig, budget: Budget) -> dict[str, Any]
     clean_slate(device)
     with host_trainer_of(run) as host:
         text, config = text_of(host), host.model.config
-        inputs = [(padded(host, one), one.tokens) for one in held_out(host)]
+        batches = [(padded(host, one, device), one.tokens) for one in held_out(host)]
     # loaded in 16 bit, as its users do: faster than autocast, which would convert its weights for every batch
     model = build_bert(config).to(device, DTYPES[inference_precision(run)]).eval()
 
-    def predict(batch: dict[str, Tensor]) -> Tensor:
-        return model(**batch).logits.argmax(-1)
+    def predict(batch: Callable[[], dict[str, Tensor]]) -> Tensor:
+        return model(**batch()).logits.argmax(-1)
 
+    predictions = [(partial(predict, batch), tokens) for batch, tokens in batches]
     counted = with_transform(config)
-    return predict_row(
-        run, budget, text, model, counted, predict, inputs, name="transformers bert", implementation="transformers"
-    )
+    return predict_row(run, budget, text, model, counted, predictions, name="transformers bert", implementation="transformers")

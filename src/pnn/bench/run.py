@@ -9,11 +9,11 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pnn.bench import inference, processes, scaling, training
+from pnn.bench import inference, latency, processes, scaling, training
 from pnn.bench.bounds import bound_by_bytes
 from pnn.bench.naive import check_published_design
 from pnn.bench.timing import Budget, clean_slate, copy_rate, hardware_slug, machine, matrix_rate
@@ -25,7 +25,8 @@ from pnn.memory import is_out_of_memory
 from pnn.models.sections import model_config
 from pnn.progress import say
 
-AGAINST = ("naive", "transformers")  # the first stands beside a PNN, the second beside a BERT baseline
+# the first stands beside a PNN, the second beside a BERT baseline, and with the others beside every model's latency
+AGAINST = ("naive", *latency.BESIDE)
 CPU_MEMORY = "peak_memory_bytes is null: on a CPU one process times all rows, and its peak would be that of the largest"
 
 Row = dict[str, Any]
@@ -108,16 +109,23 @@ def training_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
 
 
 def inference_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
-    yield training.row_name(run), partial(inference.inference_row, run, budget)
+    name = training.row_name(run)
+    yield name, partial(inference.inference_row, run, budget)
     if run.kind.type == "pnn":
         config = model_config(run.model)
         weights = config.step_weights or [1.0] * config.num_steps
         for steps in (step for step in range(1, config.num_steps) if weights[step - 1] > 0):  # those with a loss can be read
-            yield f"pnn, {steps} step{'' if steps == 1 else 's'}", partial(inference.inference_row, run, budget, steps)
-        if "naive" in against and training.row_name(run) == "pnn":
+            yield f"{name}, {steps} step{'' if steps == 1 else 's'}", partial(inference.inference_row, run, budget, steps)
+        if "naive" in against and name == "pnn":
             yield "naive pnn", partial(inference.naive_inference_row, run, budget)
     elif "transformers" in against:
         yield "transformers bert", partial(inference.transformers_inference_row, run, budget)
+
+
+def latency_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
+    answered_in_turns = cache(partial(latency.latency_rows, run, against, budget))
+    for name in latency.names(run, against):
+        yield name, lambda name=name: answered_in_turns()[name]  # type: ignore[misc]
 
 
 def process_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
@@ -132,6 +140,7 @@ def scaling_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
 WAYS: dict[str, Callable[[RunConfig, list[str], Budget], Timed]] = {
     "train": training_rows,
     "inference": inference_rows,
+    "latency": latency_rows,
     "processes": process_rows,
     "scaling": scaling_rows,
 }
@@ -187,6 +196,7 @@ def ratios(rows: list[Row], on_gpu: bool, copied: dict[str, Any] | None = None) 
         "pnn_share_of_matmul_rate": found.get(pnn, {}).get("share_of_matmul_rate"),
         "bert_share_of_matmul_rate": found.get(bert, {}).get("share_of_matmul_rate"),
         "pnn_memory_vs_naive": ratio(pnn, naive, "peak_memory_bytes"),
+        "pnn_inference_share_of_matmul_rate": found.get(("pnn", "inference"), {}).get("share_of_matmul_rate"),
         "pnn_inference_vs_naive": ratio(("pnn", "inference"), ("naive pnn", "inference"), *speed),
         "bert_inference_vs_transformers": ratio(("bert", "inference"), ("transformers bert", "inference"), *speed),
         "rewrite_share_of_matmul_rate": found.get(("pnn rewrite", "train"), {}).get("share_of_matmul_rate"),
@@ -205,4 +215,4 @@ def ratios(rows: list[Row], on_gpu: bool, copied: dict[str, Any] | None = None) 
             additive_speed = found[additive]["tokens_per_second"]["median"]
             possible[f"{key}_bound_by_bytes"] = bound_by_bytes(moved, copied["bytes_per_second"]["median"], additive_speed)
         possible[f"{key}_memory_vs_additive"] = ratio(variant, additive, "peak_memory_bytes", configs=True)
-    return {name: value for name, value in possible.items() if value is not None}
+    return {name: value for name, value in possible.items() if value is not None} | latency.ratios(rows)

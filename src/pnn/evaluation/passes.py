@@ -28,8 +28,9 @@ from transformers import PreTrainedModel
 
 from pnn.data.batches import PackedBatch
 from pnn.models.registry import kind_of
-from pnn.nn.fast import attention_waits, kernels_compute, products_in, untouched
+from pnn.nn.fast import attention_waits, kernels_compute, products_in
 from pnn.nn.packing import only_at
+from pnn.nn.recording import Recording, room_to_record, where_weights_lie
 
 SMALLEST = 64  # tokens of a bucket; four sizes for each doubling: at most a quarter is computed in vain
 MOST = 32  # buckets recorded of one model
@@ -153,26 +154,6 @@ class RowsShape(NamedTuple):
 # Recorded passes ------------------------------------------------------------------------------------------------------
 
 
-class Recording:
-    """One pass as a CUDA graph: reads `flat`, writes `states`."""
-
-    def __init__(self, run: Run, flat: Tensor, stream: torch.cuda.Stream, pool: Any):
-        self.flat = flat
-        self.graph = torch.cuda.CUDAGraph()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # gives the old stream back, also where a capture fails
-            run(flat)  # what is compiled, chosen or allocated once must not be recorded
-            # autocast keeps weights in 16 bit until its block ends: those made before would be gone when the graph is replayed,
-            # and those made inside hold nothing until then
-            torch.clear_autocast_cache()
-            try:
-                with torch.cuda.graph(self.graph, pool=pool, stream=stream):
-                    self.states = run(flat)
-            finally:
-                torch.clear_autocast_cache()
-        torch.cuda.current_stream().wait_stream(stream)
-
-
 class Recordings:
     """The recorded passes of one model, whose weights lie where `weights` says. They share their memory: one runs at a time,
     and what it gives is copied before the next."""
@@ -180,7 +161,7 @@ class Recordings:
     def __init__(self, weights: tuple[int, ...], device: torch.device):
         self.weights, self.device = weights, device
         self.seen: set[Any] = set()
-        self.recorded: dict[Any, Recording] = {}
+        self.recorded: dict[Any, tuple[Tensor, Recording]] = {}  # where inputs go, and what reads them
         self.full = False
         with torch.cuda.device(device):
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -193,20 +174,19 @@ class Recordings:
                 self.seen.add(key)
                 if first or self.full or not self._record(key, flat, run):
                     return None
-            recording = self.recorded[key]
-            recording.flat.copy_(flat.pin_memory(), non_blocking=True)
-            recording.graph.replay()
-        return recording.states
+            buffer, recording = self.recorded[key]
+            buffer.copy_(flat.pin_memory(), non_blocking=True)
+            states: list[Tensor] = recording.replay()
+        return states
 
     def _record(self, key: Any, flat: Tensor, run: Run) -> bool:
-        free, total = torch.cuda.mem_get_info()
-        if len(self.recorded) == MOST or free < total // 4:  # what is recorded keeps its memory
-            self.full = True
-            return False
-        try:
-            self.recorded[key] = Recording(run, to_device(flat, self.device), self.stream, self.pool)
-        except RuntimeError:  # out of memory among them
-            self.full = True
+        self.full = len(self.recorded) == MOST or not room_to_record()
+        if not self.full:
+            buffer = to_device(flat, self.device)
+            try:
+                self.recorded[key] = buffer, Recording(lambda: run(buffer), self.stream, self.pool)
+            except RuntimeError:  # out of memory among them
+                self.full = True
         return not self.full
 
 
@@ -221,20 +201,10 @@ def _recordings_of(model: PreTrainedModel) -> Recordings | None:
     width = config.hidden_size // config.num_attention_heads
     if not kind_of(model).causal and attention_waits(width, config.max_position_embeddings):
         return None
-    weights = where_weights_lie(model)
+    weights = where_weights_lie(model.base_model)
     if weights is None:
         return None
     known = _RECORDINGS.get(model)
     if known is None or known.weights != weights:  # moved, replaced or pruned since: what was recorded reads the old ones
         known = _RECORDINGS[model] = Recordings(weights, device)
     return known
-
-
-def where_weights_lie(model: PreTrainedModel) -> tuple[int, ...] | None:
-    """None for a model that somebody listens to or has compiled: its modules are called."""
-    places: list[int] = []
-    for module in model.base_model.modules():
-        if not untouched(module) or module._compiled_call_impl is not None:
-            return None
-        places += [weight.data_ptr() for weight in module._parameters.values() if weight is not None]
-    return tuple(places)

@@ -27,6 +27,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from pnn.models.base import check_heads
 from pnn.models.ddl_cache import DDLCache, Histories
+from pnn.models.ddl_steps import recorded_step
 from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn import delta_stream
 from pnn.nn.decoder import CausalAttention, Context, RMSNorm, SwiGLU, causal_mask
@@ -279,6 +280,8 @@ class DDLModel(DDLPreTrainedModel):
             cache = DDLCache()
         if cache is not None and not isinstance(cache, DDLCache):
             raise ValueError(f"this model keeps more than keys and values: give it a DDLCache, not a {type(cache).__name__}")
+        if cache is not None:
+            cache.leave_buffers()
         past = 0 if cache is None else cache.get_seq_length()
         length = h.shape[1]
         if length == 0:
@@ -286,8 +289,13 @@ class DDLModel(DDLPreTrainedModel):
         if past + length > self.config.max_position_embeddings:
             raise ValueError(f"a sequence of {past + length} tokens, but the model takes {self.config.max_position_embeddings}")
         keep = None if attention_mask is None else attention_mask.bool()
-        if keep is not None and not torch.compiler.is_exporting() and bool(keep.all()):  # an exported graph cannot ask
-            keep = None
+        if keep is not None and not torch.compiler.is_exporting():  # an exported graph cannot ask
+            # a token that is generated is real, so nobody asks about it: that would wait for the device at every token
+            generates = cache is not None and past > 0 and length == 1
+            all_real = cache.all_real if cache is not None and generates else bool(keep.all())
+            if cache is not None:
+                cache.all_real = all_real
+            keep = None if all_real else keep
         if position_ids is None:
             counted = None if keep is None else (keep.long().cumsum(-1) - 1).clamp(min=0)
             position_ids = torch.arange(past, past + length, device=h.device)[None] if counted is None else counted[:, past:]
@@ -300,46 +308,60 @@ class DDLModel(DDLPreTrainedModel):
             context = replace(context, watched=[])
         histories = Histories(cache, None if keep is None else keep[:, past:])
 
-        if for_kernels(h):
-            h = h.to(computed_in(h))
-        state = histories.apply(self.expand, h, lambda: "input")
         seen = output_states or output_gates or context.read is not None or context.watched is not None
-        if cache is None and keep is None and not seen and not checkpointing:
-            last = self._by_kernels(state, context)
-            if last is not None:
-                return DecoderOutput(last)
-        states: list[Tensor] = [state]
+        states: list[Tensor] | None = [] if seen or checkpointing else None
         gates: list[Tensor] = []
         watched = [
             _watch_gate(module, gates) for module in self.modules() if output_gates and isinstance(module, DeltaResidual)
         ]
         try:
-            for block in self.blocks:
-                state = self.through(block, state, context, histories)
-                states.append(state)
+            last = self.last_state(h, context, histories, states)
         finally:
             for handle in watched:
                 handle.remove()
-        last = self.norm(histories.apply(self.readout, state, lambda: "readout"))
         return DecoderOutput(
             last,
             cache,
-            tuple(states) if output_states else None,
+            tuple(states) if output_states and states is not None else None,
             tuple(gates) if output_gates else None,
             None if context.read is None else (*context.read, last),
             None if context.watched is None else tuple(context.watched),
         )
 
+    def last_state(self, h: Tensor, context: Context, histories: Histories, states: list[Tensor] | None = None) -> Tensor:
+        """From embeddings to what the head reads. `states` is given X before the first block and after each; kernels, which
+        keep none, then stay away."""
+        if for_kernels(h):
+            h = h.to(computed_in(h))
+        state = histories.apply(self.expand, h, lambda: "input")
+        if states is None:
+            last = self._by_kernels(state, context, histories)
+            if last is not None:
+                return last
+        else:
+            states.append(state)
+        for block in self.blocks:
+            state = self.through(block, state, context, histories)
+            if states is not None:
+                states.append(state)
+        return self.norm(histories.apply(self.readout, state, lambda: "readout"))
+
+    @property
+    def _compresses_over_tokens(self) -> bool:
+        return self.config.value_channels > 1 and self.config.compressor == "token"
+
     def _kernels_know_the_shape(self) -> bool:
         from pnn.kernels import rewriting
 
         config = self.config
-        over_tokens = config.value_channels > 1 and config.compressor == "token"
-        taps = config.compressor_kernel_size if over_tokens else 1
+        taps = config.compressor_kernel_size if self._compresses_over_tokens else 1
         return rewriting.takes(config.hidden_size, config.value_channels, taps)
 
-    def _by_kernels(self, state: Tensor, context: Context) -> Tensor | None:
-        """What the blocks and the last norm give, where kernels compute it; else None."""
+    def _by_kernels(self, state: Tensor, context: Context, histories: Histories) -> Tensor | None:
+        """What the blocks and the last norm give, where kernels compute it; else None. They know nothing of what came before
+        or of padding, which is all the same to what only looks at its own token."""
+        if self._compresses_over_tokens and not (histories.cache is None and histories.keep is None):
+            return None
         if self.config.residual == "additive" or not all(untouched(block) for block in self.blocks):
             return None
         sublayers = [one for block in self.blocks for one in block.sublayers(context)]  # type: ignore[operator]
@@ -400,6 +422,19 @@ class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
         if use_cache is None:
             generates = not self.training and labels is None and not torch.compiler.is_exporting()  # a graph holds no cache
             use_cache = self.config.use_cache and generates
+        shown = (
+            output_states
+            or output_gates
+            or any(
+                self.model.wants(asked, key)
+                for asked, key in ((output_hidden_states, "output_hidden_states"), (output_attentions, "output_attentions"))
+            )
+        )
+        plain = labels is None and output_logits and not shown and not torch.is_grad_enabled()
+        if plain and isinstance(past_key_values, DDLCache) and input_ids is not None and input_ids.shape[1] == 1:
+            next_logits = recorded_step(self, past_key_values, input_ids, attention_mask, position_ids)
+            if next_logits is not None:
+                return CausalLMOutput(None, next_logits, past_key_values)
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

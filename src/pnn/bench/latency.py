@@ -1,0 +1,154 @@
+"""Rows of latency: one sentence of 64 tokens with one mask, from its tokens on the host to the answer on the host.
+
+Ours goes the way of `pnn fill`. Beside it, as asked: transformers' BERT of bert-base's shape as it is (`transformers`) and
+compiled (`compiled`), and our own model exported to ONNX, in onnxruntime on a CPU (`onnx`). All answer in turns, so that a busy
+machine slows all of them alike; a ratio is the median over turns of ours over theirs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
+
+from pnn.bench import flops
+from pnn.bench.inference import dtype_of, inference_precision
+from pnn.bench.naive import DTYPES
+from pnn.bench.timing import Budget, clean_slate, peak_memory
+from pnn.bench.training import device_of, parameters_of, row_name, size_of
+from pnn.config import RunConfig
+from pnn.data.batches import pack
+from pnn.evaluation.passes import states_at
+from pnn.export.onnx import check_installed, write_onnx
+from pnn.models.sections import build_model, model_config
+from pnn.turns import take_turns
+
+LENGTH = 64
+BERT_BASE: dict[str, Any] = {}  # what differs from BertConfig's defaults, which are bert-base's
+BESIDE = {"transformers": "transformers bert", "compiled": "transformers bert, compiled", "onnx": "onnxruntime"}
+Answer = Callable[[], int]
+
+
+def names(run: RunConfig, against: list[str]) -> list[str]:
+    on_gpu = device_of(run).type == "cuda"
+    return [row_name(run), *(BESIDE[one] for one in against if one in BESIDE and not (one == "onnx" and on_gpu))]
+
+
+def latency_rows(run: RunConfig, against: list[str], budget: Budget) -> dict[str, dict[str, Any]]:
+    """Of ours and of everything beside it, by name."""
+    device = device_of(run)
+    precision = inference_precision(run) if device.type == "cuda" else "fp32"
+    clean_slate(device)
+    ours = build_model(model_config(run.model)).to(device).eval()
+    wanted = names(run, against)
+    models: dict[str, PreTrainedModel] = {wanted[0]: ours}
+    answers: dict[str, Answer] = {wanted[0]: _of_ours(ours, DTYPES[precision])}
+    for name in wanted[1:]:
+        if name == BESIDE["onnx"]:
+            models[name], answers[name] = ours, _of_onnx(ours)
+        else:
+            models[name] = BertForMaskedLM(BertConfig(**BERT_BASE)).to(device, DTYPES[precision]).eval()
+            answers[name] = _of_bert(models[name], compiled=name == BESIDE["compiled"])
+    with torch.inference_mode():
+        times = take_turns(answers, device, budget.seconds * len(answers), warm_up=budget.warmup)
+    rows = {}
+    for name, taken in times.items():
+        seconds = np.percentile(taken, [50, 99])
+        config = models[name].config
+        rows[name] = {
+            "name": name,
+            "what": "latency",
+            "config": run.name,
+            "implementation": "pnn" if models[name] is ours else "transformers",
+            "compiled": name == BESIDE["compiled"],
+            "parameters": parameters_of(models[name]),
+            "precision": precision,
+            "threads": torch.get_num_threads(),
+            "shapes": {"batch_tokens": length_of(ours), **(size_of(config) if models[name] is ours else {})},
+            "milliseconds_per_update": 1000 * seconds[0],  # the median: p50
+            "milliseconds_p99": 1000 * seconds[1],
+            "turns": len(taken),
+            "tokens_per_second": {
+                key: length_of(ours) / value
+                for key, value in (("median", seconds[0]), ("low", max(taken)), ("high", min(taken)))
+            },
+            "flops_per_token": _flops(models[name], length_of(ours)),
+            "peak_memory_bytes": peak_memory(device),
+            "ours_over_it": statistics.median(a / b for a, b in zip(times[wanted[0]], taken, strict=True)),
+        }
+    return rows
+
+
+def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """pnn_latency_vs_transformers_bert and so on: below 1, ours answers sooner."""
+    timed = [row for row in rows if row["what"] == "latency" and "error" not in row]
+    ours = {row["config"]: row["name"].removeprefix("pnn ") for row in timed if row["name"] not in BESIDE.values()}
+    found = {}
+    for row in timed:
+        if row["name"] in BESIDE.values():
+            other = row["name"].replace(", ", "_").replace(" ", "_")
+            found.setdefault(f"{ours[row['config']]}_latency_vs_{other}", row["ours_over_it"])
+    return found
+
+
+def length_of(model: PreTrainedModel) -> int:
+    return min(LENGTH, model.config.max_position_embeddings)
+
+
+def _tokens(model: PreTrainedModel) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(5, model.config.vocab_size, length_of(model))
+
+
+def _of_ours(model: Any, precision: torch.dtype) -> Answer:
+    ids, at = _tokens(model), torch.tensor([length_of(model) // 2])
+
+    def answer() -> int:
+        batch = pack(ids, np.array([len(ids)]), np.zeros(1, np.int64))
+        with torch.autocast(model.device.type, precision, enabled=precision != dtype_of(model)):
+            return int(model.head(states_at(model, batch, at)[-1]).argmax())
+
+    return answer
+
+
+def _of_bert(model: Any, compiled: bool) -> Answer:
+    ids = torch.from_numpy(_tokens(model))[None]
+    mask, at = torch.ones_like(ids), ids.shape[1] // 2
+    on_gpu = model.device.type == "cuda"
+    run = torch.compile(model, mode="reduce-overhead" if on_gpu else None) if compiled else model
+
+    def answer() -> int:
+        inputs = {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}
+        return int(run(**inputs).logits[0, at].argmax())
+
+    return answer
+
+
+def _of_onnx(model: PreTrainedModel) -> Answer:
+    check_installed()
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        write_onnx(path, model, None)
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    ids = _tokens(model)[None]
+    feed, at = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, ids.shape[1] // 2
+    return lambda: int(session.run(["logits"], feed)[0][0, at].argmax())
+
+
+def _flops(model: PreTrainedModel, length: int) -> float:
+    """Counted as the model asks for it: of transformers' BERT logits are computed at every token."""
+    config: Any = model.config
+    if model.config.model_type != "bert":
+        return flops.inference_flops(config, length, 1 / length)
+    width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    matrices = layers * (4 * width * width + 2 * width * inner) + width * width + width * config.vocab_size
+    return 2 * matrices + 4 * length * width * layers
