@@ -15,16 +15,22 @@ from pnn.errors import UserError
 @pytest.mark.parametrize("backward", [False, True])
 def test_three_models_and_taylor_scores(backward):
     config = GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=16)
-    result = heads_benchmark(config, 2, 16, backward=backward, device=torch.device("cpu"), seconds=0.0)
+    result = heads_benchmark(config, 2, 16, backward=backward, device=torch.device("cpu"), seconds=0.0, read=(2, 16))
     names = [row["name"] for row in result["rows"]]
-    assert names == ["whole", "removed", "masked", "forward pass over the data", "taylor scores of all heads"]
+    attention, models = ["whole", "removed", "masked"], ["whole model", "removed model"]
+    assert names == [*attention, *models, "forward pass over the data", "taylor scores of all heads"]
     assert result["model"] == {"layers": 2, "width": 32, "heads": 4, "removed": 4}
     assert result["largest_difference_removed_and_masked"] < 1e-5
     rows = {row["name"]: row["milliseconds"]["median"] for row in result["rows"]}
     assert result["ratios"]["half_heads_attention_speedup"] == rows["whole"] / rows["removed"]
     assert result["ratios"]["half_heads_removed_vs_masked"] == rows["masked"] / rows["removed"]
     assert result["rows"][0]["what"] == ("forward and backward" if backward else "forward")
-    assert result["rows"][3]["rows"] == 8
+    assert result["rows"][5]["rows"] == 8
+    speedup = rows["whole model"] / rows["removed model"]
+    assert result["ratios"]["half_heads_model_speedup"] == speedup
+    bound = result["ratios"]["half_heads_model_bound_by_flops"]
+    assert 1 < bound < 2
+    assert result["ratios"]["half_heads_model_speedup_of_bound"] == speedup / bound
 
 
 def test_a_decoder_of_transformers_has_no_row_in_pnn_bench():
@@ -36,7 +42,7 @@ def test_a_decoder_of_transformers_has_no_row_in_pnn_bench():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_passes_are_recorded_and_stand_beside_issued_ones():
     config = GPT2Config(vocab_size=40, n_embd=64, n_layer=2, n_head=4, n_positions=16)
-    result = heads_benchmark(config, 2, 16, backward=True, device=torch.device("cuda"), seconds=0.0)
+    result = heads_benchmark(config, 2, 16, backward=True, device=torch.device("cuda"), seconds=0.0, read=(2, 16))
     names = [row["name"] for row in result["rows"]]
     assert names[:6] == ["whole", "removed", "masked", "whole, issued", "removed, issued", "masked, issued"]
     rows = {row["name"]: row["milliseconds"]["median"] for row in result["rows"]}

@@ -6,6 +6,8 @@ three models take turns, so that a busy or hot machine slows all of them alike; 
 same outputs, and the largest difference stands in the result. On a GPU each pass is one CUDA graph: half the heads are so
 little work that issuing it takes longer than doing it. The same passes as Python issues them stand beside.
 
+Whole models read text as their users call them, beside the speed-up that counting their FLOPs allows.
+
 Taylor scores of all heads cost one forward and one backward pass over the data; how long that takes is given in forward passes
 of the same model over the same data.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from pnn.bench.timing import machine
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import heads, masked
+from pnn.plasticity.measure import flops_per_token
 from pnn.plasticity.scores import mean_loss, prepared, score
 from pnn.plasticity.surgery import prune
 from pnn.turns import take_turns
@@ -33,9 +37,16 @@ ISSUED = ", issued"  # kernel by kernel, from Python
 
 
 def heads_benchmark(
-    config: GPT2Config, rows: int, length: int, *, backward: bool, device: torch.device, seconds: float
+    config: GPT2Config,
+    rows: int,
+    length: int,
+    *,
+    backward: bool,
+    device: torch.device,
+    seconds: float,
+    read: tuple[int, int] = (64, 256),
 ) -> dict[str, Any]:
-    """`seconds`: how long to take turns, at least."""
+    """`seconds`: how long to take turns, at least. `read`: rows and tokens that whole models read."""
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     whole = GPT2LMHeadModel(config).to(device, dtype).eval()
@@ -64,12 +75,13 @@ def heads_benchmark(
     }
     if device.type == "cuda":
         ratios["half_heads_attention_speedup_issued"] = median[f"whole{ISSUED}"] / median[f"removed{ISSUED}"]
+    reading = _reading({"whole": whole, "removed": removed}, *read, device, seconds)
     taylor = _taylor(whole, rows, length, device, seconds)
     return {
         **machine(),
         "model": {"layers": config.n_layer, "width": config.n_embd, "heads": config.n_head, "removed": len(half)},
-        "rows": [*result, *taylor["rows"]],
-        "ratios": {**ratios, "taylor_scores_in_forward_passes": taylor["ratio"]},
+        "rows": [*result, *reading["rows"], *taylor["rows"]],
+        "ratios": {**ratios, **reading["ratios"], "taylor_scores_in_forward_passes": taylor["ratio"]},
         "largest_difference_removed_and_masked": difference,
     }
 
@@ -113,6 +125,31 @@ def _recorded(run: Callable[[], None]) -> Callable[[], None]:
 def _largest_difference(one: PreTrainedModel, other: PreTrainedModel, states: Tensor) -> float:
     pairs = zip(_attentions(one), _attentions(other), strict=True)
     return max(float((a(states)[0] - b(states)[0]).abs().max()) for a, b in pairs)
+
+
+def _reading(
+    models: dict[str, PreTrainedModel], rows: int, length: int, device: torch.device, seconds: float
+) -> dict[str, Any]:
+    """Whole models, called as their users call them, and the most that the FLOPs which are gone allow."""
+    ids = torch.randint(0, models["whole"].config.vocab_size, (rows, length), device=device)
+
+    @torch.no_grad()
+    def read(model: PreTrainedModel) -> None:
+        model(ids)
+
+    times = take_turns({f"{name} model": partial(read, model) for name, model in models.items()}, device, seconds)
+    found = [
+        {"name": name, "what": "reading", "rows": rows, "length": length, **_summary(t, rows * length)}
+        for name, t in times.items()
+    ]
+    speedup = found[0]["milliseconds"]["median"] / found[1]["milliseconds"]["median"]
+    bound = flops_per_token(models["whole"], length) / flops_per_token(models["removed"], length)
+    named = {
+        "half_heads_model_speedup": speedup,
+        "half_heads_model_bound_by_flops": bound,
+        "half_heads_model_speedup_of_bound": speedup / bound,
+    }
+    return {"rows": found, "ratios": named}
 
 
 def _taylor(model: PreTrainedModel, rows: int, length: int, device: torch.device, seconds: float) -> dict[str, Any]:

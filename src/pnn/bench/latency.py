@@ -78,7 +78,7 @@ def latency_rows(run: RunConfig, against: list[str], budget: Budget) -> dict[str
                 key: length_of(ours) / value
                 for key, value in (("median", seconds[0]), ("low", max(taken)), ("high", min(taken)))
             },
-            "flops_per_token": _flops(models[name], length_of(ours)),
+            "flops_per_token": _flops(models[name], length_of(ours), everywhere=name != wanted[0]),
             "peak_memory_bytes": peak_memory(device),
             "ours_over_it": statistics.median(a / b for a, b in zip(times[wanted[0]], taken, strict=True)),
         }
@@ -144,11 +144,11 @@ def _of_onnx(model: PreTrainedModel) -> Answer:
     return lambda: int(session.run(["logits"], feed)[0][0, at].argmax())
 
 
-def _flops(model: PreTrainedModel, length: int) -> float:
-    """Counted as the model asks for it: of transformers' BERT logits are computed at every token."""
+def _flops(model: PreTrainedModel, length: int, everywhere: bool) -> float:
+    """Counted as it is asked for; `everywhere`: with logits of every token."""
     config: Any = model.config
-    if model.config.model_type != "bert":
-        return flops.inference_flops(config, length, 1 / length)
+    if config.model_type != "bert":
+        return flops.inference_flops(config, length, 1.0 if everywhere else 1 / length)
     width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     matrices = layers * (4 * width * width + 2 * width * inner) + width * width + width * config.vocab_size
     return 2 * matrices + 4 * length * width * layers

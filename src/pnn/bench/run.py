@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from pnn.bench import inference, latency, processes, scaling, training
+from pnn.bench import generation, inference, latency, processes, scaling, training
 from pnn.bench.bounds import bound_by_bytes
 from pnn.bench.naive import check_published_design
 from pnn.bench.timing import Budget, clean_slate, copy_rate, hardware_slug, machine, matrix_rate
@@ -94,8 +94,11 @@ def check(runs: list[RunConfig], what: list[str], against: list[str]) -> None:
             processes.check_shape(run)
         if run.kind.type == "transformers":
             raise UserError(f"{run.name}: a decoder of transformers has no row here (benchmarks/heads.py times attention)")
-        if run.kind.type == "ddl" and what != ["train"]:
-            raise UserError(f"--what {','.join(what)}: of decoders only training is timed")
+        of_decoders = set(what) <= {"train", "generate"}
+        if run.kind.type == "ddl" and not of_decoders:
+            raise UserError(f"--what {','.join(what)}: of decoders only train and generate are timed")
+        if run.kind.type != "ddl" and "generate" in what:
+            raise UserError(f"--what generate: {run.name} is no decoder")
     if len({training.device_of(run).type for run in runs}) > 1:
         raise UserError("training.device differs between the configs: time them in two runs")
 
@@ -122,10 +125,19 @@ def inference_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
         yield "transformers bert", partial(inference.transformers_inference_row, run, budget)
 
 
+def in_turns(rows: Any, run: RunConfig, against: list[str], budget: Budget, names: list[str]) -> Timed:
+    """Rows that are timed together: the first that is asked for times all."""
+    together = cache(partial(rows, run, against, budget))
+    for name in names:
+        yield name, lambda name=name: together()[name]  # type: ignore[misc]
+
+
 def latency_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
-    answered_in_turns = cache(partial(latency.latency_rows, run, against, budget))
-    for name in latency.names(run, against):
-        yield name, lambda name=name: answered_in_turns()[name]  # type: ignore[misc]
+    return in_turns(latency.latency_rows, run, against, budget, latency.names(run, against))
+
+
+def generation_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
+    return in_turns(generation.generation_rows, run, against, budget, generation.names(run, against))
 
 
 def process_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
@@ -141,6 +153,7 @@ WAYS: dict[str, Callable[[RunConfig, list[str], Budget], Timed]] = {
     "train": training_rows,
     "inference": inference_rows,
     "latency": latency_rows,
+    "generate": generation_rows,
     "processes": process_rows,
     "scaling": scaling_rows,
 }
@@ -215,4 +228,6 @@ def ratios(rows: list[Row], on_gpu: bool, copied: dict[str, Any] | None = None) 
             additive_speed = found[additive]["tokens_per_second"]["median"]
             possible[f"{key}_bound_by_bytes"] = bound_by_bytes(moved, copied["bytes_per_second"]["median"], additive_speed)
         possible[f"{key}_memory_vs_additive"] = ratio(variant, additive, "peak_memory_bytes", configs=True)
-    return {name: value for name, value in possible.items() if value is not None} | latency.ratios(rows)
+    return (
+        {name: value for name, value in possible.items() if value is not None} | latency.ratios(rows) | generation.ratios(rows)
+    )

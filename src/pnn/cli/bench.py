@@ -16,10 +16,11 @@ QUICKSTART = ("quickstart_pnn", "quickstart_bert")
 def bench(
     configs: Configs = None,
     what: Annotated[
-        str, typer.Option(help="What to time, separated by commas: train, inference, latency, processes, scaling.")
+        str, typer.Option(help="What to time, separated by commas: train, inference, latency, generate, processes, scaling.")
     ] = "train,inference",
     against: Annotated[
-        str, typer.Option(help="Baselines: naive (of PNN), transformers (of BERT); for latency also compiled, onnx; or none.")
+        str,
+        typer.Option(help="Baselines: naive (of PNN), transformers; for latency also compiled, onnx; or none."),
     ] = "naive,transformers",
     seconds: Annotated[float, typer.Option(help="Seconds on the clock per row, in seven blocks.", min=0.01)] = 10.0,
     output: Annotated[
