@@ -12,6 +12,7 @@ from pnn.bench import generation, latency
 from pnn.bench.run import benchmark
 from pnn.bench.timing import Budget
 from pnn.config import load_config
+from pnn.data.tokenizers import of_synthetic_language
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these check the rows of a CPU")
 BRIEF = Budget(seconds=0.02, blocks=2, warmup=1)
@@ -109,3 +110,19 @@ def test_the_script_gathers_parts_in_one_file(small, tiny_config, decoder, tmp_p
     assert [row["what"] for row in written["rows"]] == ["latency"] * 2 + ["generate"] * 4
     assert {"pnn_latency_vs_transformers_bert", "ddl_scalar_generate_vs_additive_batch_3"} <= set(written["ratios"])
     assert written["matrix_rate"]["product"] == "64³ fp32"
+
+
+@pytest.mark.slow
+def test_reading_text_stands_beside_datasets(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    reading = importlib.import_module("reading")
+    monkeypatch.setattr(reading, "TURNS", 1)
+    of_synthetic_language(128).save_pretrained(tmp_path / "tokenizer")
+    text = tmp_path / "text.txt"
+    text.write_text("the fox of avon wore amber hats .\n\nit has old boots .\n" * 40)
+    result = reading.measure(text, str(tmp_path / "tokenizer"), 0.01)
+    ours, theirs, masking = result["rows"]
+    assert 9_900 < ours["bytes"] == theirs["bytes"] <= 10_000
+    assert ours["minutes_for_a_gigabyte"] == pytest.approx(1e9 / ours["bytes"] * ours["seconds"][0] / 60)
+    assert masking["tokens_per_second"] > 0
+    assert result["ratios"] == {"reading_vs_datasets": theirs["seconds"][0] / ours["seconds"][0]}

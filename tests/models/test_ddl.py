@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -153,8 +154,10 @@ def test_a_step_on_buffers_is_the_models_own_step(name, padding):
         assert cache.get_seq_length() == twin.get_seq_length()
         assert torch.allclose(steps.run(model), expected, atol=1e-5)
     rest = {"input_ids": ids[:, 9:], "attention_mask": mask}  # three tokens at once: the cache takes everything back
-    ours, theirs = (model(**rest, past_key_values=one) for one in (cache, twin))
-    assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
+    copied = copy.deepcopy(cache)  # as does a copy
+    ours, again, theirs = (model(**rest, past_key_values=one).logits for one in (cache, copied, twin))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    assert torch.allclose(again, theirs, atol=1e-5)
     assert cache.steps is None
     assert steps.owner is None
 

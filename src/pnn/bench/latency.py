@@ -89,7 +89,7 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     """pnn_latency_vs_transformers_bert and so on: below 1, ours answers sooner."""
     timed = [row for row in rows if row["what"] == "latency" and "error" not in row]
     ours = {row["config"]: row["name"].removeprefix("pnn ") for row in timed if row["name"] not in BESIDE.values()}
-    found = {}
+    found: dict[str, float] = {}
     for row in timed:
         if row["name"] in BESIDE.values():
             other = row["name"].replace(", ", "_").replace(" ", "_")

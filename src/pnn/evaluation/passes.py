@@ -57,8 +57,8 @@ def states_at(
         inputs = shape.inputs(flat)
         if causal:
             at = inputs.pop("last_at")
-            return [only_at(model.base_model(**inputs, use_cache=False).last_hidden_state, at)[0]]
-        out = model.base_model(**inputs, num_steps=num_steps, output_states=every_step)
+            return [only_at(model.base_model(**inputs, use_cache=False, return_dict=True).last_hidden_state, at)[0]]
+        out = model.base_model(**inputs, num_steps=num_steps, output_states=every_step, return_dict=True)
         before = out.states[:-1] if every_step else ()
         return [*(only_at(h, inputs["last_at"])[0] for h in before), out.last_hidden_state[0]]
 

@@ -111,12 +111,14 @@ def _loss(model: PreTrainedModel, plan: Plan, chosen: NDArray[np.int64]) -> Tens
 
 @torch.no_grad()
 def outputs(model: PreTrainedModel, plan: Plan, encoded: Encoded, by_step: bool = False) -> Outputs:
-    """(steps, examples, outputs): the logits after the last step alone, or (ours) after every step 0 … T, by the same head."""
+    """(steps, examples, outputs): the logits after the last step alone, or (of our encoders) after every step 0 … T, by the
+    same head."""
+    kind = kind_of(model)
     model.eval()
     parts, order = [], []
     with torch.autocast(plan.device.type, plan.precision, enabled=plan.precision != torch.float32):
         for chosen in by_length(encoded, plan.batch_size):
-            if kind_of(model).ours:
+            if kind.ours and kind.masked:
                 batch = packed(encoded, chosen)
                 firsts = batch.cu_seqlens[:-1].long()  # all that the head reads is each sequence's first token
                 logits = torch.stack([model.classifier(h) for h in states_at(model, batch, firsts, every_step=by_step)])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 from pnn.nn.delta_rule import InputExpansion, TokenCompressor
-
-if TYPE_CHECKING:
-    from pnn.models.ddl_steps import Steps
 
 
 class DDLCache(DynamicCache):
@@ -23,11 +20,11 @@ class DDLCache(DynamicCache):
         super().__init__()
         self.histories: dict[str, Tensor] = {}
         self.all_real = True  # no padding so far
-        self.steps: Steps | None = None
+        self.steps: Any = None  # a `ddl_steps.Steps`
         self.may_record = True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return super().get_seq_length(layer_idx) if self.steps is None else self.steps.length
+        return super().get_seq_length(layer_idx) if self.steps is None else int(self.steps.length)
 
     def forget(self) -> None:
         """What the buffers hold now."""
@@ -41,6 +38,11 @@ class DDLCache(DynamicCache):
         if self.steps is not None:
             steps, self.steps = self.steps, None
             steps.give_back(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy: recordings cannot be copied."""
+        self.leave_buffers()
+        return self.__dict__
 
     def swap_history(self, name: str, x: Tensor, size: int) -> Tensor:
         """What came before x, (B, size − 1, …), zeros at the start of a text; x's own end is kept for the next call."""
@@ -84,7 +86,8 @@ class Histories:
     """Hands each convolution over tokens what came before, if there is a cache. Padding is zero to them. Their names are asked
     for only then: a name in compiled code would make it one for each layer."""
 
-    def __init__(self, cache: DDLCache | Steps | None, keep: Tensor | None):
+    def __init__(self, cache: Any, keep: Tensor | None):
+        """`cache`: anything with a DDLCache's `swap_history`, or None."""
         self.cache, self.keep = cache, keep
 
     def apply(self, module: nn.Module, x: Tensor, name: Callable[[], str]) -> Tensor:
