@@ -40,7 +40,8 @@ def write_text(path: Path, source: Path, megabytes: float) -> int:
 
 
 def by_pnn(text: Path, tokenizer: str, folder: Path) -> Prepared:
-    data = DataConfig(train=str(text), tokenizer=tokenizer, max_length=MAX_LENGTH, filter="none", prepared=str(folder))
+    text_as_it_is = {"max_length": MAX_LENGTH, "filter": "none", "validation_sequences": 100}
+    data = DataConfig(train=str(text), tokenizer=tokenizer, prepared=str(folder), **text_as_it_is)
     return prepare(data, lambda items, _: items)
 
 
