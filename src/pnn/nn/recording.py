@@ -29,7 +29,8 @@ class Recording:
             # and those made inside hold nothing until then
             torch.clear_autocast_cache()
             try:
-                with torch.cuda.graph(self.graph, pool=pool, stream=stream):
+                # other threads, which read the next batches, may allocate meanwhile
+                with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                     self.result = run()
             finally:
                 torch.clear_autocast_cache()
