@@ -135,6 +135,8 @@ def _of_onnx(model: PreTrainedModel) -> Answer:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    # else its threads go on waiting actively after an answer, and whoever has the next turn is short of a core
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write_onnx(path, model, None)
