@@ -1,0 +1,89 @@
+"""The page itself: tabs, what a person sets, and which function answers. Each user has their own state (`gr.State`)."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+from pnn.explore import refine
+from pnn.explore.subjects import Subject
+from pnn.report.markup import tag
+from pnn.report.refining import resource
+
+try:
+    import gradio as gr
+except ImportError:  # the extra `app`, which the command asks for
+    gr = None
+
+FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif"]
+MONO = ["ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace"]
+NOBODY = "no other"
+# A click on a button that has data-index is told with that index. A new value keeps the slider and the focus where they were.
+ON_LOAD = """
+let last = null;
+element.addEventListener('click', (event) => {
+  const button = event.target.closest('button[data-index]');
+  if (button) trigger('click', {index: last = button.dataset.index});
+});
+watch('value', () => {
+  window.pnnRefining.restore(element);
+  if (last !== null) element.querySelector(`button[data-index="${last}"]`)?.focus();
+  last = null;
+});
+window.pnnRefining.restore(element);
+"""
+OURS = {"js_on_load": ON_LOAD, "apply_default_css": False}  # of what we write ourselves
+QUIET = {"show_progress": "hidden", "trigger_mode": "always_last"}  # answers come at once; of fast clicks the last counts
+
+
+def build(subjects: list[Subject], problems: list[str]) -> gr.Blocks:
+    with gr.Blocks(title="pnn explore", analytics_enabled=False) as page:
+        gr.HTML("<h1>Look inside</h1>", elem_classes="title")
+        for problem in problems:
+            gr.HTML(tag("p", problem, class_="problem", role="alert"), apply_default_css=False)
+        refining = [subject for subject in subjects if subject.refines]
+        if refining:
+            with gr.Tab("Refine"):
+                _refine(refining)
+    return page
+
+
+def looks() -> dict[str, Any]:
+    """Theme, style and script, all from here: nothing is fetched from another host."""
+    theme = gr.themes.Base(font=FONT, font_mono=MONO, primary_hue="sky", neutral_hue="zinc")
+    css = resource("refining.css") + (resources.files("pnn.explore") / "page.css").read_text(encoding="utf-8")
+    # in the head: gradio rewrites what it is given as `css`, and takes :is(…) apart
+    return {"theme": theme, "head": f"<style>{css}</style><script>{resource('refining.js')}</script>"}
+
+
+def _refine(subjects: list[Subject]) -> None:
+    named = {subject.name: subject for subject in subjects}
+    first, text = subjects[0], refine.example(subjects[0])
+    second = subjects[1].name if len(subjects) > 1 else NOBODY
+    gr.Markdown(
+        "Type a text and click words to mask them. Each row is a token, each column a step: what the head reads there, "
+        "the more certain the darker. Move the slider to see the text being rewritten, also past the trained steps."
+    )
+    known = gr.State(refine.pieces(text))
+    with gr.Row():
+        with gr.Column(scale=3):
+            entry = gr.Textbox(text, label="Text", lines=2)
+            words = gr.HTML(refine.words(text, refine.pieces(text)), elem_id="words", **OURS)
+        with gr.Column(min_width=180):
+            model = gr.Dropdown(list(named), value=first.name, label="Model")
+            other = gr.Dropdown([NOBODY, *named], value=second, label="Side by side with", visible=len(named) > 1)
+
+    def chosen(model: str, other: str) -> list[Subject]:
+        return [named[name] for name in dict.fromkeys((model, other)) if name != NOBODY]
+
+    grids = gr.HTML(refine.grids(chosen(first.name, second), text), elem_id="grids", **OURS)
+
+    def answer(model: str, other: str, text: str, known: list[str]) -> tuple[str, list[str], str]:
+        known = refine.originals(text, known)
+        return refine.words(text, known), known, refine.grids(chosen(model, other), text)
+
+    def click(text: str, known: list[str], event: gr.EventData) -> str:
+        return refine.toggled(text, refine.originals(text, known), int(event.index))
+
+    gr.on([entry.change, model.change, other.change], answer, [model, other, entry, known], [words, known, grids], **QUIET)
+    words.click(click, [entry, known], entry, **QUIET)  # which changes the text, and so the rest
