@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pnn.models.bert import BertBaselineConfig, BertBaselineForMaskedLM
+from pnn.models.ddl import DDLConfig, DDLForCausalLM
 from pnn.models.loading import load_run
 
 
@@ -27,15 +28,29 @@ def tiny_bert(trained_run, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def address(trained_run, tiny_bert, tmp_path_factory):
-    """Where the page about both is served; a third model is broken."""
+def tiny_decoder(trained_run, tmp_path_factory):
+    """An untrained Deep Delta decoder with the same tokenizer."""
+    tokenizer = load_run(trained_run, device="cpu").tokenizer
+    config = DDLConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_attention_heads=2, num_hidden_layers=2, max_position_embeddings=64
+    )
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "ddl"
+    DDLForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def address(trained_run, tiny_bert, tiny_decoder, tmp_path_factory):
+    """Where the page about the three is served; a fourth model is broken."""
     pytest.importorskip("gradio", reason="the page needs the extra app")
     from pnn.explore.server import make_server
     from pnn.explore.subjects import open_subjects
 
     broken = tmp_path_factory.mktemp("broken")
     (broken / "config.json").write_text('{"model_type": "pnn"}')
-    server = make_server(*open_subjects([str(trained_run), str(tiny_bert), str(broken)]))
+    server = make_server(*open_subjects([str(trained_run), str(tiny_bert), str(tiny_decoder), str(broken)]))
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

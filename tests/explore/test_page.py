@@ -5,6 +5,7 @@ import json
 import statistics
 import threading
 import time
+import zipfile
 from urllib.parse import urlsplit
 
 import pytest
@@ -54,9 +55,38 @@ def test_a_new_text_keeps_the_step(visit):
     assert page.get_by_label("Read after step").input_value() == "2"
 
 
+def test_a_head_is_removed_brought_back_and_downloaded(visit, tmp_path):
+    page = visit()
+    page.get_by_role("tab", name="Reorganise").click()
+    worth = page.locator("#worth")
+    before = worth.inner_text()
+    page.get_by_role("button", name="head 1 of refiner 0", exact=True).click()
+    page.get_by_role("button", name="head 1 of refiner 0, removed").wait_for()
+    assert worth.inner_text() != before
+    with page.expect_download() as download:
+        page.get_by_text("Download the smaller model").click()
+    with zipfile.ZipFile(download.value.path()) as archive:
+        assert "model.safetensors" in archive.namelist()
+    page.get_by_role("button", name="head 0 of refiner 0", exact=True).click()
+    page.get_by_text("would leave none").wait_for()
+    page.get_by_role("button", name="Measure speed").click()
+    page.get_by_text("tokens per second").wait_for()
+    page.get_by_role("button", name="Undo").click()
+    page.get_by_role("button", name="head 1 of refiner 0", exact=True).wait_for()
+    assert worth.inner_text() == before
+    page.locator("input[aria-label=Model]:visible").click()
+    page.get_by_role("option", name="ddl").click()
+    page.get_by_role("button", name="head 1 of layer 1", exact=True).click()
+    page.get_by_text("now: the").wait_for()  # a decoder's sample
+
+
+@pytest.mark.parametrize("tab", ["Refine", "Reorganise"])
 @pytest.mark.parametrize(("width", "scheme"), [(1366, "light"), (390, "dark")])
-def test_it_can_be_read_by_everybody(visit, width, scheme):
+def test_it_can_be_read_by_everybody(visit, width, scheme, tab):
     page = visit(width=width, color_scheme=scheme)
+    page.get_by_role("tab", name=tab).click()
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(300)  # colours change over a moment
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert axe_finds(page) == []
 
@@ -95,12 +125,15 @@ def test_users_do_not_see_each_others_text(visit):
         "/gradio_api/info",
         "/monitoring",
         "/gradio_api/upload",
+        "/reorganised.zip?model=/etc&without=0.1",
+        "/reorganised.zip?model=tiny&without=../../x",
+        "/reorganised.zip?model=tiny&without=9.9",
     ],
 )
 def test_nothing_but_the_page_is_served(address, trained_run, path):
     asked = http.client.HTTPConnection(urlsplit(address).netloc)
     asked.request("GET", path.format(run=trained_run))
-    assert asked.getresponse().status in (403, 404)
+    assert asked.getresponse().status in (400, 403, 404)
 
 
 def test_it_answers_to_its_own_name_only(address):

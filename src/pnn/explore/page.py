@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from pnn.explore import refine
+from pnn.errors import UserError
+from pnn.explore import refine, reorganise
 from pnn.explore.subjects import Subject
-from pnn.report.markup import tag
+from pnn.report.markup import Html, tag
 from pnn.report.refining import resource
 
 try:
@@ -39,13 +40,21 @@ QUIET = {"show_progress": "hidden", "trigger_mode": "always_last"}  # answers co
 def build(subjects: list[Subject], problems: list[str]) -> gr.Blocks:
     with gr.Blocks(title="pnn explore", analytics_enabled=False) as page:
         gr.HTML("<h1>Look inside</h1>", elem_classes="title")
-        for problem in problems:
-            gr.HTML(tag("p", problem, class_="problem", role="alert"), apply_default_css=False)
+        for told in problems:
+            gr.HTML(problem(told), apply_default_css=False)
         refining = [subject for subject in subjects if subject.refines]
         if refining:
             with gr.Tab("Refine"):
                 _refine(refining)
+        reorganising = [subject for subject in subjects if subject.reorganises]
+        if reorganising:
+            with gr.Tab("Reorganise"):
+                _reorganise(reorganising)
     return page
+
+
+def problem(told: object) -> Html:
+    return tag("p", str(told), class_="problem", role="alert")
 
 
 def looks() -> dict[str, Any]:
@@ -87,3 +96,50 @@ def _refine(subjects: list[Subject]) -> None:
 
     gr.on([entry.change, model.change, other.change], answer, [model, other, entry, known], [words, known, grids], **QUIET)
     words.click(click, [entry, known], entry, **QUIET)  # which changes the text, and so the rest
+
+
+def _reorganise(subjects: list[Subject]) -> None:
+    named = {subject.name: subject for subject in subjects}
+    first, text = subjects[0], reorganise.sample_text(subjects[0])
+    gr.Markdown(
+        "Click heads to remove them, and see what the model is worth without them. It is really cut smaller: the download is "
+        "that model, and loads like any other after `import pnn`."
+    )
+    removed = gr.State([])
+    model = gr.Dropdown(list(named), value=first.name, label="Model", visible=len(named) > 1)
+    with gr.Row():
+        with gr.Column(min_width=300):
+            heads = gr.HTML(reorganise.head_buttons(first, []), elem_id="heads", **OURS)
+            with gr.Row():
+                undo = gr.Button("Undo", size="sm", min_width=90)
+                reset = gr.Button("Put all back", size="sm", min_width=90)
+                timing = gr.Button("Measure speed", size="sm", min_width=90)
+        with gr.Column(min_width=300):
+            result = gr.HTML(reorganise.comparison(first, [], text), elem_id="worth", **OURS)
+    entry = gr.Textbox(text, label="Text to measure on", lines=4, max_lines=8)
+
+    def shown(name: str, now: list[Any], text: str, timed: bool = False) -> tuple[list[Any], str, str]:
+        subject, now = named[name], [tuple(head) for head in now]
+        try:
+            told = reorganise.comparison(subject, now, text, timed)
+        except UserError as error:
+            told = problem(error)
+        return now, reorganise.head_buttons(subject, now), told
+
+    def click(name: str, now: list[Any], text: str, event: gr.EventData) -> tuple[list[Any], str, str]:
+        now = [tuple(head) for head in now]
+        try:
+            return shown(name, reorganise.toggled(named[name], now, event.index), text)
+        except UserError as error:  # the last head of a layer
+            return now, reorganise.head_buttons(named[name], now), problem(error)
+
+    settings, outputs = [model, removed, entry], [removed, heads, result]
+    heads.click(click, settings, outputs, **QUIET)
+    undo.click(lambda name, now, text: shown(name, now[:-1], text), settings, outputs, **QUIET)
+    reset.click(lambda name, now, text: shown(name, [], text), settings, outputs, **QUIET)
+    timing.click(lambda name, now, text: shown(name, now, text, timed=True), settings, outputs, trigger_mode="once")
+    entry.change(shown, settings, outputs, **QUIET)
+    # another model has another text, where its tokenizer knows other words
+    model.change(lambda name: ([], reorganise.sample_text(named[name])), model, [removed, entry], **QUIET).then(
+        shown, settings, outputs, **QUIET
+    )

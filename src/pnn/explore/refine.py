@@ -22,9 +22,7 @@ EXAMPLES = (
 
 
 def example(subject: Subject) -> str:
-    tokenizer = subject.loaded.tokenizer
-    known = (text for text in EXAMPLES if tokenizer.unk_token_id not in tokenizer(text)["input_ids"])
-    return next(known, EXAMPLES[0])
+    return next(filter(subject.knows, EXAMPLES), EXAMPLES[0])
 
 
 def pieces(text: str) -> list[str]:

@@ -3,18 +3,23 @@ only those that it needs are open, so nothing but the page can be read through i
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import tempfile
 import webbrowser
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pnn.errors import UserError
 from pnn.explore.page import build, looks
+from pnn.explore.reorganise import parsed, write_zip
 from pnn.explore.subjects import Subject
 from pnn.progress import say
 
 OPEN = re.compile(
-    r"/|/(config|theme\.css|favicon\.ico|manifest\.json|robots\.txt)|/(assets|static|svelte)/[\w./-]*"
+    r"/|/(config|theme\.css|favicon\.ico|manifest\.json|robots\.txt|reorganised\.zip)|/(assets|static|svelte)/[\w./-]*"
     r"|/gradio_api/(queue/(join|data)|heartbeat/\w+|cancel|startup-events|theme\.css)"
 )
 EVERYWHERE = ("0.0.0.0", "::")  # then any name may lead here
@@ -43,11 +48,35 @@ def make_server(subjects: list[Subject], problems: list[str], host: str = "127.0
     app.add_middleware(OnlyOpenRoutes)
     if host not in EVERYWHERE:  # a page of others must not reach this one under a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "127.0.0.1", "localhost"])
+    app.add_api_route("/reorganised.zip", download(subjects))
     page = build(subjects, problems).queue(api_open=False)
     unused = {"ssr_mode": False, "pwa": False, "mcp_server": False, "enable_monitoring": False, "run_history": False}
     app = gr.mount_gradio_app(app, page, "", server_name=host, show_error=False, footer_links=[], **unused, **looks())
-    # browsers hold a connection open: Ctrl-C does not wait for them to leave
-    return uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    # browsers hold a connection open: Ctrl-C does not wait for them to leave, and says nothing of what it cut off
+    return uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+
+
+def download(subjects: list[Subject]) -> Callable[..., Any]:
+    """Answers with a model less some heads, by the names that the page's link has."""
+    from starlette.background import BackgroundTask
+    from starlette.responses import FileResponse, PlainTextResponse
+
+    named = {subject.name: subject for subject in subjects if subject.reorganises}
+
+    def answer(model: str, without: str) -> Any:
+        handle, name = tempfile.mkstemp(suffix=".zip")
+        os.close(handle)
+        file = Path(name)
+        try:
+            if model not in named:
+                raise UserError(f"no model {model!r} on this page")
+            write_zip(named[model], parsed(without), file)
+        except UserError as error:
+            file.unlink()
+            return PlainTextResponse(str(error), 400)
+        return FileResponse(file, filename=f"{Path(model).name}-reorganised.zip", background=BackgroundTask(file.unlink))
+
+    return answer
 
 
 def serve(subjects: list[Subject], problems: list[str], host: str, port: int, browser: bool) -> None:

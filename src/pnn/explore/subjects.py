@@ -11,12 +11,13 @@ from typing import Any
 from pnn.errors import UserError, first_line
 from pnn.models.loading import Loaded, load_any
 from pnn.models.registry import kind_of
+from pnn.plasticity.architectures import architecture_of
 from pnn.runs import short_names
 
 DEFAULT = (("models/pnn-base",), ("runs/quickstart/pnn", "runs/quickstart/bert"))  # the first that is there
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Subject:
     name: str  # on the page
     loaded: Loaded[Any]
@@ -26,6 +27,19 @@ class Subject:
     def refines(self) -> bool:
         kind = kind_of(self.loaded.model)
         return kind.ours and kind.masked
+
+    def knows(self, text: str) -> bool:
+        """Whether its tokenizer has a token for everything in the text."""
+        tokenizer = self.loaded.tokenizer
+        return tokenizer.unk_token_id not in tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+
+    @property
+    def reorganises(self) -> bool:
+        try:
+            architecture_of(self.loaded.model)
+        except UserError:
+            return False
+        return True
 
 
 def default_models(folder: Path) -> list[str]:
