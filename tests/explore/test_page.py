@@ -80,7 +80,21 @@ def test_a_head_is_removed_brought_back_and_downloaded(visit, tmp_path):
     page.get_by_text("now: the").wait_for()  # a decoder's sample
 
 
-@pytest.mark.parametrize("tab", ["Refine", "Reorganise"])
+def test_a_decoder_goes_on_and_tells_what_it_wrote(visit):
+    page = visit()
+    page.get_by_role("tab", name="Rewrite").click()
+    grid = page.locator(".rewriting")
+    page.get_by_label("Text to continue").fill("these geese")
+    page.get_by_role("button", name="Go on").click()
+    grid.locator("tbody th", has_text="geese").wait_for()
+    first = grid.locator(".reading").inner_text()
+    page.get_by_label("Seed").fill("7")
+    page.wait_for_function("text => document.querySelector('.rewriting .reading').innerText !== text", arg=first)
+    grid.locator("tr.masked td").nth(2).hover()
+    assert "the target was" in grid.locator(".detail").inner_text()
+
+
+@pytest.mark.parametrize("tab", ["Refine", "Rewrite", "Reorganise"])
 @pytest.mark.parametrize(("width", "scheme"), [(1366, "light"), (390, "dark")])
 def test_it_can_be_read_by_everybody(visit, width, scheme, tab):
     page = visit(width=width, color_scheme=scheme)
@@ -153,7 +167,7 @@ def test_ten_users_at_once(address):
             answer = ask(address, f"user{user}", ["tiny", "bert", f"the fox is [MASK] {'hats ' * turn}.", None])
             taken.append(time.monotonic() - begun)
             assert answer["success"], answer
-            assert answer["output"]["data"][2].count('class="refining"') == 2
+            assert answer["output"]["data"][2].count('class="refining pointable"') == 2
 
     users = [threading.Thread(target=use, args=(number,)) for number in range(10)]
     for user in users:

@@ -30,11 +30,11 @@ def test_each_model_answers_or_says_why_not(trained_run, tiny_bert):
     (pnn, bert), problems = open_subjects([str(trained_run), str(tiny_bert)])
     assert not problems
     shown = refine.grids([pnn, bert], "the fox <b> is [MASK] .")
-    assert shown.count('class="refining"') == 2
+    assert shown.count('class="refining pointable"') == 2
     assert "<b>" not in shown  # what is typed is text, never markup
     too_long = refine.grids([pnn, bert], "fox " * 100)
     assert "takes 64: shorten it" in too_long
-    assert too_long.count('class="refining"') == 1  # the other takes 128
+    assert too_long.count('class="refining pointable"') == 1  # the other takes 128
 
 
 def test_a_model_that_cannot_be_opened_leaves_the_others(trained_run, tmp_path):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pnn.cli import app
+from pnn.cli import app, importing
 from pnn.errors import UserError
 
 
@@ -36,8 +36,9 @@ def explore(
         if error.name != "gradio":
             raise
         raise UserError("the page needs gradio: pip install -e '.[app]' in this project's folder") from None
-    from pnn.explore.server import serve
-    from pnn.explore.subjects import default_models, open_subjects
+    with importing():
+        from pnn.explore.server import serve
+        from pnn.explore.subjects import default_models, open_subjects
 
     subjects, problems = open_subjects(models or default_models(Path.cwd()))
     serve(subjects, problems, host, port, browser=not no_browser)

@@ -6,7 +6,7 @@ from importlib import resources
 from typing import Any
 
 from pnn.errors import UserError
-from pnn.explore import refine, reorganise
+from pnn.explore import refine, reorganise, rewrite
 from pnn.explore.subjects import Subject
 from pnn.report.markup import Html, tag
 from pnn.report.refining import resource
@@ -42,14 +42,15 @@ def build(subjects: list[Subject], problems: list[str]) -> gr.Blocks:
         gr.HTML("<h1>Look inside</h1>", elem_classes="title")
         for told in problems:
             gr.HTML(problem(told), apply_default_css=False)
-        refining = [subject for subject in subjects if subject.refines]
-        if refining:
-            with gr.Tab("Refine"):
-                _refine(refining)
-        reorganising = [subject for subject in subjects if subject.reorganises]
-        if reorganising:
-            with gr.Tab("Reorganise"):
-                _reorganise(reorganising)
+        tabs = {
+            "Refine": (_refine, [subject for subject in subjects if subject.refines]),
+            "Rewrite": (_rewrite, [subject for subject in subjects if subject.rewrites]),
+            "Reorganise": (_reorganise, [subject for subject in subjects if subject.reorganises]),
+        }
+        for name, (fill, able) in tabs.items():
+            if able:
+                with gr.Tab(name):
+                    fill(able)
     return page
 
 
@@ -68,7 +69,8 @@ def looks() -> dict[str, Any]:
 def _refine(subjects: list[Subject]) -> None:
     named = {subject.name: subject for subject in subjects}
     first, text = subjects[0], refine.example(subjects[0])
-    second = subjects[1].name if len(subjects) > 1 else NOBODY
+    # a PNN and a BERT, where both are there
+    second = next((one for one in subjects if one.has_steps != first.has_steps), subjects[-1]).name if subjects[1:] else NOBODY
     gr.Markdown(
         "Type a text and click words to mask them. Each row is a token, each column a step: what the head reads there, "
         "the more certain the darker. Move the slider to see the text being rewritten, also past the trained steps."
@@ -96,6 +98,35 @@ def _refine(subjects: list[Subject]) -> None:
 
     gr.on([entry.change, model.change, other.change], answer, [model, other, entry, known], [words, known, grids], **QUIET)
     words.click(click, [entry, known], entry, **QUIET)  # which changes the text, and so the rest
+
+
+def _rewrite(subjects: list[Subject]) -> None:
+    named = {subject.name: subject for subject in subjects}
+    gr.Markdown(
+        "Let a decoder go on with a text. Each row is a token, each column a sublayer: β says how far the state was rewritten "
+        "there. Point at a cell to see what was read, what the target was and what stands there now."
+    )
+    with gr.Row():
+        with gr.Column(scale=3):
+            entry = gr.Textbox(rewrite.prompt(subjects[0]), label="Text to continue", lines=2)
+        with gr.Column(min_width=180):
+            model = gr.Dropdown(list(named), value=subjects[0].name, label="Model", visible=len(named) > 1)
+            temperature = gr.Slider(0, 2, 0.8, step=0.1, label="Temperature")
+    with gr.Row():
+        tokens = gr.Slider(1, rewrite.MOST_TOKENS, 16, step=1, label="New tokens")
+        seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=2**32 - 1)
+        go = gr.Button("Go on", variant="primary")
+
+    def answer(name: str, text: str, temperature: float, seed: int | None, tokens: int) -> str:
+        try:
+            return rewrite.grid(rewrite.continued(named[name], text, temperature, seed or 0, tokens))
+        except UserError as error:
+            return problem(error)
+
+    settings = [model, entry, temperature, seed, tokens]
+    result = gr.HTML(answer(*(one.value for one in settings)), elem_id="rewriting", **OURS)
+    gr.on([go.click, entry.submit, temperature.change, seed.change, tokens.change], answer, settings, result, **QUIET)
+    model.change(lambda name: rewrite.prompt(named[name]), model, entry, **QUIET).then(answer, settings, result, **QUIET)
 
 
 def _reorganise(subjects: list[Subject]) -> None:

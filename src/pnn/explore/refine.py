@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pnn.errors import UserError
 from pnn.evaluation.refining import refining
-from pnn.explore.subjects import Subject
+from pnn.explore.subjects import Subject, computing
 from pnn.models.registry import kind_of
 from pnn.report.markup import Html, tag
 from pnn.report.refining import grid
@@ -69,7 +69,7 @@ def _grid(subject: Subject, text: str) -> Html:
     model = subject.loaded.model
     steps = 2 * model.config.num_steps if kind_of(model).has_steps else None
     try:
-        with subject.lock:
+        with computing:
             found = refining(subject.loaded, text.replace(MASK, subject.loaded.tokenizer.mask_token), steps)
     except UserError as error:
         return tag("div", tag("p", subject.name, class_="name"), tag("p", str(error), class_="problem"))

@@ -24,7 +24,7 @@ from pnn.data.batches import special_tokens
 from pnn.errors import UserError
 from pnn.evaluation.generate import continue_texts
 from pnn.evaluation.refining import LONGEST_TEXT
-from pnn.explore.subjects import Subject
+from pnn.explore.subjects import Subject, computing
 from pnn.models.loading import Loaded, longest_input
 from pnn.models.registry import kind_of
 from pnn.numbers import count, per_cent, short_count, written
@@ -90,7 +90,7 @@ def as_rows(loaded: Loaded[Any], text: str) -> Text:
 @lru_cache(maxsize=512)  # undoing is free, and so is what another user has seen
 def worth(subject: Subject, without: frozenset[Head], text: str) -> Worth:
     """Of the model without these heads."""
-    with subject.lock:
+    with computing:
         rows = as_rows(subject.loaded, text)
         model = smaller(subject, without)
         costs, loss = size(model, rows.held_out.shape[1]), held_out_loss(model, rows)
@@ -105,7 +105,7 @@ def worth(subject: Subject, without: frozenset[Head], text: str) -> Worth:
 
 def speed(subject: Subject, without: frozenset[Head]) -> tuple[float, float]:
     """Tokens per second that the model and the smaller one read, timed in turns: eight rows of up to `ROW` tokens."""
-    with subject.lock:
+    with computing:
         models = {"before": subject.loaded.model, "after": smaller(subject, without)}
     row = speeds(models, min(ROW, longest_input(subject.loaded.model)), largest_only=True)[-1]
     return row["tokens_per_second"]["before"], row["tokens_per_second"]["after"]
@@ -123,7 +123,7 @@ def toggled(subject: Subject, removed: Sequence[Head], head: str) -> list[Head]:
     if clicked in removed:
         return [one for one in removed if one != clicked]
     now = [*removed, clicked]
-    with subject.lock:
+    with computing:
         smaller(subject, now)  # says what cannot go
     return now
 
@@ -142,7 +142,7 @@ def write_zip(subject: Subject, without: Iterable[Head], file: Path) -> None:
     with TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
         change = {"pruned": [{"layer": layer, "head": index} for layer, index in heads]}
-        with subject.lock:
+        with computing:
             history = {"source": subject.name, "changes": [change]}
             save(smaller(subject, heads), folder, subject.loaded.tokenizer, history)
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

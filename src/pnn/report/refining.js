@@ -1,4 +1,4 @@
-// The slider, the switches and the pointed cell of every grid of predictions on the page, also of those that come later.
+// The slider, the switches and the pointed cell of every grid on the page, also of those that come later.
 (() => {
   const chosen = new Map(); // what a person set, by the grid's heading: a new text keeps it
   const cellsOf = (grid) => [...grid.querySelectorAll("tbody tr")].map((row) => [...row.cells].slice(1));
@@ -23,13 +23,12 @@
   }
 
   function point(cell) {
-    const grid = cell.closest(".refining"), row = cell.parentElement, step = cell.cellIndex - 1;
+    const grid = cell.closest(".pointable"), name = document.createElement("b");
+    const column = grid.querySelector("thead").rows[0].cells[cell.cellIndex];
     grid.querySelector(".pointed")?.classList.remove("pointed");
     cell.classList.add("pointed");
-    const name = document.createElement("b"), detail = grid.querySelector(".detail");
-    name.textContent = `${row.cells[0].textContent}, ${step ? `${grid.dataset.unit} ${step}` : "input"}: `;
-    const read = cell.dataset.top.split("\n").map((line) => line.replace("\t", "\u00a0")).join(", ");
-    detail.replaceChildren(name, read + (cell.dataset.gate ? `. Gate ${cell.dataset.gate}.` : "."));
+    name.textContent = `${cell.parentElement.cells[0].textContent}, ${column.dataset.name}: `;
+    grid.querySelector(".detail").replaceChildren(name, cell.dataset.told);
   }
 
   function restore(root) {
@@ -54,13 +53,13 @@
   });
   for (const kind of ["mouseover", "click"]) {
     document.addEventListener(kind, (event) => {
-      const cell = event.target.closest?.(".refining td");
+      const cell = event.target.closest?.(".pointable td");
       if (cell) point(cell);
     });
   }
   document.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    const grid = event.target.matches?.(".refining .scroll") && event.target.closest(".refining");
+    const grid = event.target.matches?.(".pointable .scroll") && event.target.closest(".pointable");
     if (!move || !grid) return;
     event.preventDefault();
     const shown = cellsOf(grid).map((row) => row.filter((cell) => cell.offsetParent && !cell.classList.contains("later")));

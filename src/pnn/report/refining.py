@@ -19,7 +19,10 @@ _numbers = count()  # tells apart the radio buttons of several grids on one page
 def grid(found: Refining, title: str = "") -> Html:
     """`found`: what `evaluation.refining` gives, or a result that holds it."""
     steps, trained, unit = len(found["rows"][0]["cells"]) - 1, found["trained"], found["unit"]
-    head = [tag("th", step or "input", scope="col", **_step(step, found)) for step in range(steps + 1)]
+    head = [
+        tag("th", step or "input", scope="col", data_name=f"{unit} {step}" if step else "input", **_step(step, found))
+        for step in range(steps + 1)
+    ]
     rows = [
         tag("tr", tag("th", row["token"], scope="row"), *(_cell(row, t, found) for t in range(steps + 1)), **_masked(row))
         for row in found["rows"]
@@ -34,8 +37,7 @@ def grid(found: Refining, title: str = "") -> Html:
         tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=label),
         tag("p", f"Point at a cell: what else did the head read after that {unit}?", class_="detail", aria_live="polite"),
         tag("p", "Italic: the head was not trained to read there.", class_="note"),
-        class_="refining",
-        data_unit=unit,
+        class_="refining pointable",
     )
 
 
@@ -58,13 +60,13 @@ def _cell(row: Row, step: int, found: Refining) -> Html:
     best, gate = cell["top"][0], cell.get("gate")
     styles = [f"--p:{best['probability']:.3f}"]
     shown: list[object] = [tag("span", best["token"], tag("small", _share(best["probability"])))]
-    told = {"data_top": "\n".join(f"{one['token']}\t{_share(one['probability'])}" for one in cell["top"])}
+    told = ", ".join(f"{one['token']}\u00a0{_share(one['probability'])}" for one in cell["top"]) + "."
     if gate is not None:
         styles.append(f"--g:{gate['mean']:.3f}")
         mean, low, high = (written(value, 2) for value in (gate["mean"], gate["lowest"], gate["highest"]))
         shown.append(tag("i", mean))
-        told["data_gate"] = mean if low == high else f"{mean} on average, from {low} to {high} by dimension"
-    return tag("td", *shown, style=";".join(styles), **told, **_step(step, found))
+        told += f" Gate {mean}." if low == high else f" Gate {mean} on average, from {low} to {high} by dimension."
+    return tag("td", *shown, style=";".join(styles), data_told=told, **_step(step, found))
 
 
 def _share(probability: float) -> str:
