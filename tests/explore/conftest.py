@@ -42,15 +42,25 @@ def tiny_decoder(trained_run, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def address(trained_run, tiny_bert, tiny_decoder, tmp_path_factory):
-    """Where the page about the three is served; a fourth model is broken."""
+def young_run(trained_run, tmp_path_factory):
+    """A run that has begun to train and has no checkpoint yet."""
+    folder = tmp_path_factory.mktemp("runs") / "young"
+    folder.mkdir()
+    shutil.copy(trained_run / "config.yaml", folder)
+    lines = (trained_run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:3]))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def address(trained_run, tiny_bert, tiny_decoder, young_run, tmp_path_factory):
+    """Where the page about these is served; one more model is broken."""
     pytest.importorskip("gradio", reason="the page needs the extra app")
     from pnn.explore.server import make_server
-    from pnn.explore.subjects import open_subjects
 
     broken = tmp_path_factory.mktemp("broken")
     (broken / "config.json").write_text('{"model_type": "pnn"}')
-    server = make_server(*open_subjects([str(trained_run), str(tiny_bert), str(tiny_decoder), str(broken)]))
+    server = make_server([str(trained_run), str(tiny_bert), str(tiny_decoder), str(young_run), str(broken)])
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -83,7 +93,7 @@ def visit(chromium, address):
         context = chromium.new_context(viewport={"width": width, "height": height}, **how)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda asked: None if asked.url.startswith((address, "data:", "blob:")) else wrong.append(asked.url))

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import statistics
 import threading
 import time
@@ -94,7 +95,18 @@ def test_a_decoder_goes_on_and_tells_what_it_wrote(visit):
     assert "the target was" in grid.locator(".detail").inner_text()
 
 
-@pytest.mark.parametrize("tab", ["Refine", "Rewrite", "Reorganise"])
+def test_a_run_is_followed_while_it_trains(visit, young_run, trained_run):
+    page = visit()
+    page.get_by_role("tab", name="Runs").click()
+    young = page.locator("#runs tbody tr", has_text="young")
+    assert "3 of 20" in young.inner_text()
+    assert "training" in young.inner_text()
+    assert page.locator(".curves svg").count() == 1
+    shutil.copy(trained_run / "metrics.jsonl", young_run)
+    young.filter(has_text="20 of 20").wait_for()
+
+
+@pytest.mark.parametrize("tab", ["Refine", "Rewrite", "Reorganise", "Runs"])
 @pytest.mark.parametrize(("width", "scheme"), [(1366, "light"), (390, "dark")])
 def test_it_can_be_read_by_everybody(visit, width, scheme, tab):
     page = visit(width=width, color_scheme=scheme)
@@ -107,7 +119,7 @@ def test_it_can_be_read_by_everybody(visit, width, scheme, tab):
 
 def test_problems_are_told_on_the_page(visit):
     page = visit()
-    assert "cannot load" in page.get_by_role("alert").inner_text()  # the broken model
+    page.get_by_role("alert").filter(has_text="cannot load").wait_for()  # the broken model
     page.get_by_label("Text").fill("fox " * 100)
     page.get_by_text("shorten it").wait_for()
     page.get_by_label("Text").fill("a fox [MASK]")

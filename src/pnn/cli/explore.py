@@ -15,7 +15,8 @@ def explore(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Run folders, checkpoint folders or hub names. Default: models/pnn-base, or the quickstart's models.",
+            help="Run folders (or a folder of runs), checkpoint folders or hub names. "
+            "Default: models/pnn-base, or the quickstart's models.",
             metavar="MODEL...",
         ),
     ] = None,
@@ -38,7 +39,6 @@ def explore(
         raise UserError("the page needs gradio: pip install -e '.[app]' in this project's folder") from None
     with importing():
         from pnn.explore.server import serve
-        from pnn.explore.subjects import default_models, open_subjects
+        from pnn.explore.subjects import default_models
 
-    subjects, problems = open_subjects(models or default_models(Path.cwd()))
-    serve(subjects, problems, host, port, browser=not no_browser)
+    serve(models or default_models(Path.cwd()), host, port, browser=not no_browser)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from pnn.errors import UserError
-from pnn.explore import refine, reorganise, rewrite
+from pnn.explore import refine, reorganise, rewrite, runs
 from pnn.explore.subjects import Subject
 from pnn.report.markup import Html, tag
 from pnn.report.refining import resource
@@ -19,6 +20,7 @@ except ImportError:  # the extra `app`, which the command asks for
 FONT = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif"]
 MONO = ["ui-monospace", "Menlo", "Consolas", "Liberation Mono", "monospace"]
 NOBODY = "no other"
+FOLLOW = 3.0  # seconds between two looks at runs
 # A click on a button that has data-index is told with that index. A new value keeps the slider and the focus where they were.
 ON_LOAD = """
 let last = null;
@@ -37,7 +39,8 @@ OURS = {"js_on_load": ON_LOAD, "apply_default_css": False}  # of what we write o
 QUIET = {"show_progress": "hidden", "trigger_mode": "always_last"}  # answers come at once; of fast clicks the last counts
 
 
-def build(subjects: list[Subject], problems: list[str]) -> gr.Blocks:
+def build(subjects: list[Subject], problems: list[str], folders: list[Path]) -> gr.Blocks:
+    """`folders`: the runs among what was named."""
     with gr.Blocks(title="pnn explore", analytics_enabled=False) as page:
         gr.HTML("<h1>Look inside</h1>", elem_classes="title")
         for told in problems:
@@ -51,6 +54,9 @@ def build(subjects: list[Subject], problems: list[str]) -> gr.Blocks:
             if able:
                 with gr.Tab(name):
                     fill(able)
+        if folders:
+            with gr.Tab("Runs"):
+                _runs(tuple(folders))
     return page
 
 
@@ -68,8 +74,9 @@ def looks() -> dict[str, Any]:
 
 def _refine(subjects: list[Subject]) -> None:
     named = {subject.name: subject for subject in subjects}
-    first, text = subjects[0], refine.example(subjects[0])
     # a PNN and a BERT, where both are there
+    first = next((one for one in subjects if one.has_steps), subjects[0])
+    text = refine.example(first)
     second = next((one for one in subjects if one.has_steps != first.has_steps), subjects[-1]).name if subjects[1:] else NOBODY
     gr.Markdown(
         "Type a text and click words to mask them. Each row is a token, each column a step: what the head reads there, "
@@ -127,6 +134,18 @@ def _rewrite(subjects: list[Subject]) -> None:
     result = gr.HTML(answer(*(one.value for one in settings)), elem_id="rewriting", **OURS)
     gr.on([go.click, entry.submit, temperature.change, seed.change, tokens.change], answer, settings, result, **QUIET)
     model.change(lambda name: rewrite.prompt(named[name]), model, entry, **QUIET).then(answer, settings, result, **QUIET)
+
+
+def _runs(folders: tuple[Path, ...]) -> None:
+    gr.Markdown("The runs that were named, as they are now. While one trains, this follows.")
+    now = runs.seen(folders)
+    known, shown = gr.State(now), gr.HTML(runs.overview(folders, now), elem_id="runs", apply_default_css=False)
+
+    def look(before: Any) -> Any:
+        now = runs.seen(folders)
+        return (gr.skip(), gr.skip()) if now == before else (now, runs.overview(folders, now))
+
+    gr.Timer(FOLLOW).tick(look, known, [known, shown], **QUIET)
 
 
 def _reorganise(subjects: list[Subject]) -> None:

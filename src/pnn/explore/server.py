@@ -8,14 +8,15 @@ import re
 import socket
 import tempfile
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pnn.errors import UserError
 from pnn.explore.page import build, looks
 from pnn.explore.reorganise import parsed, write_zip
-from pnn.explore.subjects import Subject
+from pnn.explore.runs import expanded, named_runs
+from pnn.explore.subjects import Subject, open_subjects
 from pnn.progress import say
 
 OPEN = re.compile(
@@ -37,19 +38,24 @@ class OnlyOpenRoutes:
             await self.app(scope, receive, send)
 
 
-def make_server(subjects: list[Subject], problems: list[str], host: str = "127.0.0.1") -> Any:
+def make_server(names: Sequence[str], host: str = "127.0.0.1") -> Any:
     """A uvicorn.Server, to be run on a socket."""
     import gradio as gr  # the extra `app`
     import uvicorn
     from fastapi import FastAPI
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+    names = expanded(names)
+    subjects, problems = open_subjects(names)
+    folders = named_runs(names)  # one that has no checkpoint yet can be followed
+    if not subjects and not folders:
+        raise UserError("; ".join(problems))
     app = FastAPI(openapi_url=None)
     app.add_middleware(OnlyOpenRoutes)
     if host not in EVERYWHERE:  # a page of others must not reach this one under a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[host, "127.0.0.1", "localhost"])
     app.add_api_route("/reorganised.zip", download(subjects))
-    page = build(subjects, problems).queue(api_open=False)
+    page = build(subjects, problems, folders).queue(api_open=False)
     unused = {"ssr_mode": False, "pwa": False, "mcp_server": False, "enable_monitoring": False, "run_history": False}
     app = gr.mount_gradio_app(app, page, "", server_name=host, show_error=False, footer_links=[], **unused, **looks())
     # browsers hold a connection open: Ctrl-C does not wait for them to leave, and says nothing of what it cut off
@@ -79,15 +85,15 @@ def download(subjects: list[Subject]) -> Callable[..., Any]:
     return answer
 
 
-def serve(subjects: list[Subject], problems: list[str], host: str, port: int, browser: bool) -> None:
-    """Until Ctrl-C."""
+def serve(names: Sequence[str], host: str, port: int, browser: bool) -> None:
+    """The page about these models, until Ctrl-C."""
     try:
         listening = socket.create_server((host, port))
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port} ({error.strerror}): choose another --port") from None
     with listening:
         address = f"http://{'127.0.0.1' if host in EVERYWHERE else host}:{listening.getsockname()[1]}"
-        server = make_server(subjects, problems, host)
+        server = make_server(names, host)
         say(f"Open {address} (Ctrl-C ends it)")
         if browser:
             webbrowser.open(address)  # it waits for the server, which listens already

@@ -80,6 +80,4 @@ def open_subjects(names: Sequence[str]) -> tuple[list[Subject], list[str]]:
             problems.append(str(error))
         except (RuntimeError, MemoryError) as error:  # a model that does not fit, say
             problems.append(f"{path}: cannot be opened ({first_line(error)})")
-    if not subjects:
-        raise UserError("; ".join(problems))
     return subjects, problems
