@@ -66,6 +66,7 @@ class Cell(TypedDict):
 class Row(TypedDict):
     token: str  # as it stands in the text
     masked: bool
+    answer: NotRequired[str]  # behind the mask, where it is known
     cells: list[Cell]  # after steps 0 … T
 
 

@@ -1,8 +1,11 @@
 """The grid of one text, against the same model's own predictions and gates."""
 
+import json
+
 import pytest
 import torch
 
+from pnn.data import synthetic
 from pnn.errors import UserError
 from pnn.evaluation.fill import fill
 from pnn.evaluation.refining import refining
@@ -64,3 +67,12 @@ def test_a_bert_is_read_after_its_layers_and_has_no_gates(loaded):
 def test_what_cannot_be_read_is_said_in_a_sentence(loaded, text, says):
     with pytest.raises(UserError, match=says):
         refining(loaded, text)
+
+
+def test_a_run_keeps_a_held_out_text_with_the_answers(trained_run):
+    found = json.loads((trained_run / "refining.json").read_text())
+    masked = [row for row in found["rows"] if row["masked"]]
+    assert len(masked) >= 4
+    assert all(row["answer"] in synthetic.language().words for row in masked)
+    assert not any("answer" in row for row in found["rows"] if not row["masked"])
+    assert {len(row["cells"]) for row in found["rows"]} == {5}

@@ -10,9 +10,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from pnn.data.batches import evaluation_batches, special_tokens
+from pnn.data.shards import TokenSet
 from pnn.data.tokenizers import canonical
 from pnn.errors import UserError
 from pnn.evaluation.fill import best_tokens
@@ -21,12 +25,34 @@ from pnn.models.registry import kind_of
 from pnn.results import Cell, Gate, Refining, Row
 
 LONGEST_TEXT = 20_000  # characters: more than any of our encoders takes, and soon told
+LONGEST_EXAMPLE, LOOKED_AT = 40, 200  # tokens of what a report shows, and sequences among which it is looked for
 
 
 def refining(loaded: LoadedRun, text: str, num_steps: int | None = None, top: int = 5) -> Refining:
     """The grid of one text. More steps than were trained go round the refiners again; a BERT baseline has its layers."""
+    return _grid(loaded, _tokens(loaded, text), num_steps, top)
+
+
+def example(
+    loaded: LoadedRun, tokens: TokenSet, sequences: NDArray[np.int64], mask_probability: float, mask_seed: int
+) -> Refining | None:
+    """The grid of a held-out text as evaluation masks it: of those that are soon read the one with most masks, whatever the
+    model makes of them."""
+    special = special_tokens(loaded.tokenizer)
+    texts = (packed for packed, _ in evaluation_batches(tokens, sequences[:LOOKED_AT], 1))  # one at a time
+    short = [text.mask(special, mask_probability, mask_seed) for text in texts if len(text.input_ids) <= LONGEST_EXAMPLE]
+    if not short:
+        return None
+    chosen = max(short, key=lambda masked: len(masked.positions))
+    found = _grid(loaded, chosen.input_ids.tolist(), None, top=3)
+    masked = (row for row in found["rows"] if row["masked"])
+    for row, answer in zip(masked, chosen.labels.tolist(), strict=True):
+        row["answer"] = loaded.tokenizer.decode([answer])
+    return found
+
+
+def _grid(loaded: LoadedRun, ids: list[int], num_steps: int | None, top: int) -> Refining:
     model, tokenizer = loaded.model, loaded.tokenizer
-    ids = _tokens(loaded, text)
     model.eval()
     with torch.inference_mode(), torch.autocast(model.device.type, loaded.precision, loaded.precision != torch.float32):
         out = model.base_model(

@@ -10,45 +10,49 @@ from importlib import resources
 from itertools import count
 
 from pnn.numbers import bare_per_cent, written
-from pnn.report.markup import Html, html, tag
+from pnn.report.markup import Html, html, join, tag
 from pnn.results import Cell, Refining, Row
 
 _numbers = count()  # tells apart the radio buttons of several grids on one page
 
 
-def grid(found: Refining, title: str = "") -> Html:
-    """`found`: what `evaluation.refining` gives, or a result that holds it."""
+def grid(found: Refining, title: str, *, only_masks: bool = False) -> Html:
+    """`found`: what `evaluation.refining` gives. `only_masks`: begin with the masked tokens alone."""
     steps, trained, unit = len(found["rows"][0]["cells"]) - 1, found["trained"], found["unit"]
     head = [
         tag("th", step or "input", scope="col", data_name=f"{unit} {step}" if step else "input", **_step(step, found))
         for step in range(steps + 1)
     ]
     rows = [
-        tag("tr", tag("th", row["token"], scope="row"), *(_cell(row, t, found) for t in range(steps + 1)), **_masked(row))
+        tag("tr", tag("th", _name(row), scope="row"), *(_cell(row, t, found) for t in range(steps + 1)), **_masked(row))
         for row in found["rows"]
     ]
-    table = tag("table", tag("thead", tag("tr", tag("th", "token", scope="col"), *head)), tag("tbody", *rows))
-    label = f"Predictions of {title or 'the model'} by token and {unit}"
+    table = tag("table", tag("thead", tag("tr", tag("th", "token", scope="col"), *head)), tag("tbody", *rows), class_="cells")
+    label = f"Predictions of {title} by token and {unit}"
     return tag(
         "div",
-        tag("p", title, class_="name") if title else "",
-        _controls(found, steps),
+        tag("p", title, class_="name"),
+        _controls(found, steps, only_masks),
         tag("p", *_reading(found, trained), class_="reading"),
         tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=label),
         tag("p", f"Point at a cell: what else did the head read after that {unit}?", class_="detail", aria_live="polite"),
         tag("p", "Italic: the head was not trained to read there.", class_="note"),
-        class_="refining pointable",
+        class_=f"refining pointable{' masks' * only_masks}",
     )
 
 
 def resource(name: str) -> str:
-    """refining.css or refining.js, which the page that holds a grid has to carry once."""
+    """Of refining.css, refining.js and page.css. A page that holds a grid has to carry the first two once."""
     return (resources.files("pnn.report") / name).read_text(encoding="utf-8")
 
 
 def _step(step: int, found: Refining) -> dict[str, str]:
     """Columns whose states the head was not trained to read are quiet."""
     return {} if step in found["read"] else {"class_": "quiet"}
+
+
+def _name(row: Row) -> Html:
+    return join([row["token"], *([" ", tag("small", row["answer"])] if "answer" in row else [])])
 
 
 def _masked(row: Row) -> dict[str, str]:
@@ -73,7 +77,7 @@ def _share(probability: float) -> str:
     return f"{bare_per_cent(probability, 0)} %"
 
 
-def _controls(found: Refining, steps: int) -> Html:
+def _controls(found: Refining, steps: int, only_masks: bool) -> Html:
     unit, trained = found["unit"], found["trained"]
     name = f"refining-{next(_numbers)}"
     slider = Html(f'<input type="range" max="{steps}" value="{trained}" id="{name}" data-trained="{trained}">')
@@ -81,7 +85,7 @@ def _controls(found: Refining, steps: int) -> Html:
         tag("label", f"Read after {unit}", for_=name),
         slider,
         tag("output", trained, for_=name),
-        tag("label", Html('<input type="checkbox" class="only-masked">'), "only masks"),
+        tag("label", Html(f'<input type="checkbox" class="only-masked"{" checked" * only_masks}>'), "only masks"),
     ]
     if any("gate" in cell for cell in found["rows"][0]["cells"]):
         parts.append(tag("label", Html('<input type="checkbox" class="show-gates">'), "gates"))
