@@ -41,7 +41,7 @@ def test_from_typing_to_a_rewritten_prediction(visit):
     assert detail.startswith("[MASK], step 7: ")
     assert detail.count("%") == 5
     grid.get_by_label("gates").check()
-    assert grid.locator("tr.masked td.read i").first.is_visible()
+    assert grid.locator("tr.masked td.read .gate").first.is_visible()
     assert "on average, from" in detail
     grid.locator(".scroll").focus()
     page.keyboard.press("ArrowLeft")

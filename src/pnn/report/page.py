@@ -30,7 +30,7 @@ from pnn.report.tables import kinds_tables, results_table, sets_table, steps_tab
 from pnn.report.verdict import pairing_note, summary, title
 from pnn.results import same_targets
 
-LONG = 10  # a page with more headings has a table of contents
+LONG = 11  # a page with more headings has a table of contents
 PIXELS_PER_INCH = 120  # on the page: figure text comes out a little smaller than the page's own
 
 

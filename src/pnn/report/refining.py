@@ -68,7 +68,7 @@ def _cell(row: Row, step: int, found: Refining) -> Html:
     if gate is not None:
         styles.append(f"--g:{gate['mean']:.3f}")
         mean, low, high = (written(value, 2) for value in (gate["mean"], gate["lowest"], gate["highest"]))
-        shown.append(tag("i", mean))
+        shown.append(tag("span", mean, class_="gate"))
         told += f" Gate {mean}." if low == high else f" Gate {mean} on average, from {low} to {high} by dimension."
     return tag("td", *shown, style=";".join(styles), data_told=told, **_step(step, found))
 
