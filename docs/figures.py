@@ -6,21 +6,26 @@ First the commands that the pages show, on the embedded corpus, into runs/site. 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from pnn.evaluation.refining import refining
 from pnn.figures.accuracy import accuracy_by_kind
 from pnn.figures.architecture import architecture
 from pnn.figures.plasticity import circle, heads
 from pnn.figures.studies import figure_of
 from pnn.figures.style import save, svg
+from pnn.files import write_text
+from pnn.models.loading import load_run
 from pnn.runs import read_json, read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS, IMAGES = ROOT / "runs" / "site", ROOT / "docs" / "images"
+TEXT = "the fox of avon wore amber hats . it has old [MASK] boots . this fox is shy in [MASK] ."  # that the first page rewrites
 COMMANDS = (
     "quickstart",
     "train ddl_tiny",
@@ -53,6 +58,8 @@ def draw() -> None:
         "cycle_circle": circle(cycle),
         "cycle_heads": heads(cycle),
     }
+    shown = {name: refining(load_run(run), TEXT, top=3) for name, run in quickstart.items()}
+    write_text(ROOT / "docs" / "refining.json", json.dumps(shown) + "\n")
     for name, figure in figures.items():
         path = save(svg(figure), IMAGES / f"{name}.svg")
         print(f"{path.relative_to(ROOT)}, {path.stat().st_size / 1000:.0f} kB")

@@ -8,6 +8,7 @@
 - `<!-- fields: src/pnn/config.py DataConfig -->` becomes the class's fields with their comments, which are their documentation.
 - The emphasised line under a picture is its caption. A picture is a link to itself: on a phone its words are too small to read.
 - A long command goes on in the next line, indented. Lines never end inside an option (--data) or between a number and its %.
+- `<!-- refining: refining.json -->` becomes grids of predictions with a slider, one per model of that file.
 - Equations become MathML when the site is built: browsers draw it themselves, with the font in docs/fonts.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import html
+import json
 import os
 import posixpath
 import re
@@ -24,6 +26,9 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 from mkdocs.utils import get_relative_url
+
+from pnn.report.markup import Html, tag
+from pnn.report.refining import grid, resource
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = "docs"
@@ -36,9 +41,11 @@ WORDS = {
     "hub": "Needs the Hugging Face hub, or files that you have.",
     "install": "Installs packages.",
     "machines": "Needs several machines.",
+    "browser": "Opens a page in the browser.",
 }
 SHIM = "https://unpkg.com/iframe-worker/shim"
 FIELDS = re.compile(r"<!-- fields: (\S+) (\w+) -->")
+REFINING = re.compile(r"<!-- refining: (\S+) -->")
 MATH = re.compile(r'(\(?)<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\2>([.,;:)]*)', re.DOTALL)
 COMMANDS = re.compile(r'<div class="language-bash.*?</div>', re.DOTALL)
 CODE_OR_PER_CENT = re.compile(r"<(pre|code)\b.*?</\1>|(?<=\d) %", re.DOTALL)
@@ -96,6 +103,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return NEEDS.sub(lambda match: f'<p class="needs">{WORDS[match[1]]}</p>\n', markdown)
 
 
+def _refining(match: re.Match[str]) -> str:
+    models = json.loads((REPOSITORY / DOCS / match[1]).read_text(encoding="utf-8"))
+    grids = [grid(found, name, only_masks=True) for name, found in models.items()]
+    style, script = tag("style", Html(resource("refining.css"))), tag("script", Html(resource("refining.js")))
+    return style + tag("div", *grids, class_="side-by-side") + script
+
+
 def on_page_content(content: str, **_: Any) -> str:
     def drawn(match: re.Match[str]) -> str:
         before, tag, equation, after = match.groups()  # brackets and full stops stay on the equation's line
@@ -105,6 +119,7 @@ def on_page_content(content: str, **_: Any) -> str:
     def unbroken(match: re.Match[str]) -> str:  # browsers would end a line after the dashes of --data
         return OPTION.sub(r'<span class="option">\g<0></span>', match[0])
 
+    content = REFINING.sub(_refining, content)
     content = CODE_OR_PER_CENT.sub(lambda match: "\u00a0%" if match[0] == " %" else match[0], content)
     figure = r'<figure><a href="\2">\1</a><figcaption>\3</figcaption></figure>'
     return FIGURE_WITH_CAPTION.sub(figure, COMMANDS.sub(unbroken, MATH.sub(drawn, content)))

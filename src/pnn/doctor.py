@@ -21,7 +21,11 @@ from pnn.nn.fast import kernels_compute
 from pnn.training.device import compiles, precision_of
 
 DISTRIBUTION = "plastic-neural-networks"
-EXTRAS = {"lm_eval": ("eval", "pnn evaluate --task"), "onnxruntime": ("onnx", "pnn export --onnx")}
+EXTRAS = {
+    "lm_eval": ("eval", "pnn evaluate --task"),
+    "onnxruntime": ("onnx", "pnn export --onnx"),
+    "gradio": ("app", "pnn explore"),
+}
 LITTLE_DISK = 5 << 30  # bytes; a run of a published size keeps checkpoints of 2 GB
 
 

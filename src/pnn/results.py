@@ -42,6 +42,43 @@ class Finding(TypedDict):
     not_done: NotRequired[str]
 
 
+# What a head reads, step by step ---------------------------------------------------------------------------------------
+
+
+class Prediction(TypedDict):
+    token: str
+    probability: float
+
+
+class Gate(TypedDict):
+    """Of one token at one step, over its dimensions."""
+
+    mean: float
+    lowest: float
+    highest: float
+
+
+class Cell(TypedDict):
+    top: list[Prediction]  # best first
+    gate: NotRequired[Gate]  # what let the step's change in; step 0 has none
+
+
+class Row(TypedDict):
+    token: str  # as it stands in the text
+    masked: bool
+    answer: NotRequired[str]  # behind the mask, where it is known
+    cells: list[Cell]  # after steps 0 … T
+
+
+class Refining(TypedDict):
+    """`read`: the steps after which the model was trained to be read. `trained`: the last of them."""
+
+    unit: str  # "step" or "layer"
+    trained: int
+    read: list[int]
+    rows: list[Row]
+
+
 # evaluation.json ------------------------------------------------------------------------------------------------------
 
 

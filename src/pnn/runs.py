@@ -16,6 +16,7 @@ from pnn.errors import UserError
 from pnn.files import is_taken, remove_leftovers, sha256, write_text
 
 BY_SEQUENCE = "evaluation_by_sequence.json"  # beside evaluation.json: the totals of every sequence
+REFINING = "refining.json"  # beside it, of a masked model: how it rewrites its predictions of one held-out text
 # Settings that do not change what is learnt and may differ when a run is resumed
 FREE_ON_RESUME = {
     "name",

@@ -226,7 +226,8 @@ def test_every_module_imports_without_optional_packages():
     """Nothing optional is imported at import time: hub access, parquet and the test tools are blocked here."""
     code = """
 import sys, pkgutil, importlib
-for name in ("datasets", "pyarrow", "pytest", "hypothesis", "lm_eval", "sklearn", "wandb", "triton", "onnx", "onnxruntime"):
+optional = ("datasets", "pyarrow", "pytest", "hypothesis", "lm_eval", "sklearn", "wandb", "triton", "onnx", "onnxruntime")
+for name in (*optional, "gradio", "fastapi", "uvicorn"):
     sys.modules[name] = None
 import pnn
 for module in pkgutil.walk_packages(pnn.__path__, "pnn."):

@@ -33,7 +33,7 @@ FENCE = re.compile(
     r'```(?P<language>\w*)(?: title="(?P<file>[^"]+)")?[^\n]*\n(?P<code>.*?)^```$',
     re.M | re.S,
 )
-NEEDS = {"gpu", "hub", "install", "machines"}
+NEEDS = {"browser", "gpu", "hub", "install", "machines"}
 SHOWN = {"text"}  # languages that are there to be read
 START = "docs/index.md"
 # what an option or an import needs beyond the core; the dev extra has it
@@ -316,11 +316,15 @@ def test_every_picture_has_a_caption():
 
 def test_pictures_of_the_site_are_used_and_small():
     pages = "".join((ROOT / page).read_text(encoding="utf-8") for page in [*site_pages(), "README.md"])
-    for picture in (ROOT / "docs" / "images").iterdir():
-        assert picture.suffix == ".svg"
-        assert picture.stat().st_size < 200_000
-        assert f"images/{picture.name})" in pages
-        assert f'"{picture.stem}"' in (ROOT / "docs" / "figures.py").read_text(encoding="utf-8")
+    for folder, kind, script in (("images", ".svg", "figures.py"), ("images/screens", ".png", "screens.py")):
+        made = (ROOT / "docs" / script).read_text(encoding="utf-8")
+        for picture in (ROOT / "docs" / folder).iterdir():
+            if picture.is_dir():
+                continue
+            assert picture.suffix == kind
+            assert picture.stat().st_size < 200_000
+            assert f"{folder}/{picture.name})" in pages
+            assert f'"{picture.stem}"' in made
 
 
 def test_the_font_of_the_site_has_all_letters_of_its_equations():

@@ -57,7 +57,7 @@ class Reader(HTMLParser):
         self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.open += [] if tag in ("meta", "img") else [tag]
+        self.open += [] if tag in ("meta", "img", "input") else [tag]
         self.found.append((tag, dict(attrs).get("alt") or ""))
         assert "onclick" not in dict(attrs)
         if tag == "a":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ class Reader(HTMLParser):
         self.loaded += [
             value or "" for key, value in attrs if key in ("src", "href", "srcset", "action") and not str(value).startswith("#")
         ]
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -167,6 +168,22 @@ def test_nothing_is_loaded_from_elsewhere(pnn: Path, bert: Path, tmp_path: Path)
     assert all(address.startswith("data:image/png;base64,") for address in reader.loaded)
     assert not {"script", "link", "iframe", "object"} & set(reader.tags)
     assert not re.search(r"https?://|url\(|@import", page.read_text())
+
+
+def test_a_text_is_shown_being_rewritten(pnn: Path, bert: Path, tmp_path: Path) -> None:
+    cells = [{"top": [{"token": word, "probability": 0.5}]} for word in ("<i>", "old", "shy")]
+    row = {"token": "[MASK]", "masked": True, "answer": "shy", "cells": cells}
+    found = {"unit": "step", "trained": 2, "read": [1, 2], "rows": [row]}
+    run = tmp_path / "run"
+    shutil.copytree(pnn, run)
+    (run / "refining.json").write_text(json.dumps(found))
+    page = write_report([run, bert], tmp_path / "report.html")
+    reader = read(page)
+    assert "How is a text rewritten?" in reader.text
+    assert reader.tags.count("script") == 1
+    assert "<script>" in page.read_text()  # its own, from nowhere else
+    assert not re.search(r"https?://|url\(|@import|<i><small>", page.read_text())
+    assert 'type="range" max="2" value="2"' in page.read_text()
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:

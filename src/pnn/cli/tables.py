@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pnn.evaluation.fill import Filled, Prediction
+from pnn.evaluation.fill import Filled
 from pnn.kinds import of_result
 from pnn.numbers import bare_per_cent, estimate, interval, per_cent, short_count
-from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Json, Tasks, TaskScore, texts_of
+from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Json, Prediction, Tasks, TaskScore, texts_of
 
 FILE_COLUMNS = 160
 MOST_STEPS = 16  # columns of a table; of more steps, some are shown

@@ -27,14 +27,10 @@ from pnn.data.tokenizers import canonical
 from pnn.errors import UserError
 from pnn.evaluation.passes import states_at
 from pnn.models.base import MaskedLMBase
+from pnn.results import Prediction
 
 BLOCK_TEXTS = 4096  # enough to bring equal lengths together and to keep a GPU busy; results come a block at a time
 HEAD_ROWS = 2048  # logits held at a time: a batch may be masks from end to end
-
-
-class Prediction(TypedDict):
-    token: str
-    probability: float
 
 
 class Filled(TypedDict):
@@ -142,10 +138,10 @@ def _answer(
     with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
         for batch in _batches(block, batch_tokens):
             states = states_at(model, batch, (batch.input_ids == mask).nonzero().squeeze(1), num_steps, every_step=by_step)
-            ids, probabilities = _best(model, states[-1], top)
+            ids, probabilities = best_tokens(model, states[-1], top)
             best.append((ids, probabilities))
             if by_step:
-                before = [_best(model, h, 1) for h in states[:-1]]
+                before = [best_tokens(model, h, 1) for h in states[:-1]]
                 steps.append(_joined([*before, (ids[:, :1], probabilities[:, :1])], dim=1))
     model.train(was_training)
     return Answers(_joined(best), _joined(steps) if by_step else None)
@@ -163,7 +159,7 @@ def _batches(block: Block, batch_tokens: int) -> Iterator[PackedBatch]:
         start = stop
 
 
-def _best(model: MaskedLMBase, states: Tensor, top: int) -> tuple[Tensor, Tensor]:
+def best_tokens(model: MaskedLMBase, states: Tensor, top: int) -> tuple[Tensor, Tensor]:
     """Ids and probabilities of the `top` best tokens for each state, (states, top) each."""
     parts = []
     for rows in states.split(HEAD_ROWS):

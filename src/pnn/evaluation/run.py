@@ -1,7 +1,8 @@
 """Evaluate a run or checkpoint: on the validation text of its own config, and on any other text.
 
-A run folder keeps what is measured: evaluation.json; beside it evaluation_by_sequence.json, by which a report pairs runs; and
-what was measured another way in files that say so: evaluation_num_steps_6.json, evaluation_stride_256.json.
+A run folder keeps what is measured: evaluation.json; beside it evaluation_by_sequence.json, by which a report pairs runs, and
+refining.json, a held-out text that a report shows being rewritten; and what was measured another way in files that say so:
+evaluation_num_steps_6.json, evaluation_stride_256.json.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
 from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint
+from pnn.evaluation.refining import example
 from pnn.files import write_json, write_text
 from pnn.memory import out_of_memory_says
 from pnn.models.base import parts_of
@@ -89,8 +91,9 @@ def evaluate_run(
         **({"anatomy": parts_of(model)} if kind.masked else {}),
         "precision": "bf16" if loaded.precision == torch.bfloat16 else "fp32",
     }
-    if folder is not None:
-        result |= measure(*run_tokens.held_out(folder, data, tokenizer, progress))
+    held_out = None if folder is None else run_tokens.held_out(folder, data, tokenizer, progress)
+    if held_out is not None:
+        result |= measure(*held_out)
     totals: dict[str, SequenceTotals] = {"validation": result.pop("by_sequence")} if folder is not None else {}
     wanted = settings.sets | (sets or {})
     if not wanted and config is None:
@@ -113,6 +116,10 @@ def evaluate_run(
                 device=device,
             )
         another_way = {"num_steps": num_steps, "stride": stride}
+        if kind.masked and held_out is not None and num_steps is None:
+            shown = example(loaded, *held_out, data.mask_probability, settings.mask_seed)
+            if shown is not None:
+                write_json(folder / runs.REFINING, shown)
         _keep(folder, result, totals, "".join(f"_{key}_{value}" for key, value in another_way.items() if value is not None))
     return cast(Evaluation, result)
 

@@ -14,7 +14,7 @@ from pnn.data.tally import Tally
 from pnn.errors import UserError
 from pnn.figures.anatomy import anatomy
 from pnn.kinds import Kind, of_result
-from pnn.results import CausalEvaluation, Evaluation, Json, MaskedEvaluation, SequenceTotals, median_speed
+from pnn.results import CausalEvaluation, Evaluation, Json, MaskedEvaluation, Refining, SequenceTotals, median_speed
 from pnn.studies.registry import analysis_names
 
 E = TypeVar("E", MaskedEvaluation, CausalEvaluation)
@@ -33,6 +33,7 @@ class Run(Generic[E]):
     analyses: dict[str, Json] = field(default_factory=dict)  # analysis/<name>.json by name
     evidence: Json = field(default_factory=dict)  # experimental_results.json
     tokens: Json = field(default_factory=dict)  # tokens.json; runs of earlier versions have none
+    refining: Refining | None = None  # of one held-out text; likewise
 
     @property
     def kind(self) -> Kind:
@@ -124,6 +125,7 @@ def _load(folder: Path, name: str) -> Run[Any]:
         by_sequence=_totals(folder, evaluation),
         evidence=_if_there(folder / "experimental_results.json") or {},
         tokens=recorded(folder),
+        refining=_if_there(folder / runs.REFINING),
     )
 
 

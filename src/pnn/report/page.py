@@ -7,7 +7,6 @@ further sets, analyses) has no section; what needs two runs is not there for one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,13 @@ from pnn.report.analysis import analysis_section
 from pnn.report.corpus import corpus_note
 from pnn.report.loading import DecoderRun, MaskedRun, Run, load_runs
 from pnn.report.markup import Html, contents, image, join, section, tag
+from pnn.report.refining import grid, resource
 from pnn.report.settings import settings_table
 from pnn.report.tables import kinds_tables, results_table, sets_table, steps_table
 from pnn.report.verdict import pairing_note, summary, title
 from pnn.results import same_targets
 
-LONG = 10  # a page with more headings has a table of contents
+LONG = 11  # a page with more headings has a table of contents
 PIXELS_PER_INCH = 120  # on the page: figure text comes out a little smaller than the page's own
 
 
@@ -51,13 +51,16 @@ def write_report(runs: list[Path], output: Path) -> Path:
 
 
 def _document(heading: str, body: Html) -> str:
-    css = (resources.files("pnn.report") / "page.css").read_text(encoding="utf-8")
+    css, script = resource("page.css"), Html("")
+    if 'class="refining' in body:  # the only part that moves
+        css, script = css + resource("refining.css"), tag("script", Html(resource("refining.js")))
     head = join(
         [
             Html('<meta charset="utf-8">'),
             Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
             tag("title", heading),
             tag("style", Html(css)),
+            script,
         ]
     )
     return "<!doctype html>\n" + tag("html", tag("head", head), tag("body", tag("main", body)), lang="en") + "\n"
@@ -84,6 +87,7 @@ def _masked(runs: Sequence[MaskedRun], pictures: Path) -> list[Html]:
         results_table(runs),
         _architecture(runs, pictures) if all(run.can_be_drawn for run in runs) else None,
         _steps(runs, pictures),
+        _refining(runs) if any(run.refining for run in runs) else None,
         _kinds(runs, pictures) if any("by_kind" in run.evaluation for run in runs) else None,
         _other_sets(runs) if any(run.evaluation.get("sets") for run in runs) else None,
         _training(runs, pictures),
@@ -145,6 +149,15 @@ def _steps(runs: Sequence[MaskedRun], pictures: Path) -> Html | None:
     )
     picture = _picture(figure, "accuracy_by_step", pictures, f"Accuracy after each step. {chains}")
     return section("Does refining again help?", tag("p", reading + grey), picture, table)
+
+
+def _refining(runs: Sequence[MaskedRun]) -> Html:
+    reading = (
+        "One held-out text, as it was evaluated. A row is a token, a column what the head reads there after a step, the more "
+        "certain the darker; under [MASK] stands the right word. Move the slider to see the text being rewritten."
+    )
+    grids = [grid(run.refining, run.name, only_masks=True) for run in runs if run.refining is not None]
+    return section("How is a text rewritten?", tag("p", reading), tag("div", *grids, class_="side-by-side"))
 
 
 def _kinds(runs: Sequence[MaskedRun], pictures: Path) -> Html:

@@ -1,0 +1,69 @@
+"""Takes the site's pictures of `pnn explore` anew, into docs/images/screens: after `make figures`, with Chromium installed.
+
+.venv/bin/python docs/screens.py runs/site/runs/quickstart runs/site/runs/ddl_tiny
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from pnn.explore.server import make_server
+
+SCREENS = Path(__file__).resolve().parent / "images" / "screens"
+
+
+def refine(page: Page) -> None:
+    page.get_by_label("Read after step").fill("2")
+    page.locator(".refining tr.masked td.read").first.hover()
+
+
+def rewrite(page: Page) -> None:
+    page.locator(".rewriting tr.masked td").nth(4).hover()
+
+
+def reorganise(page: Page) -> None:
+    page.get_by_label("Model").last.click()
+    page.get_by_role("option", name="bert").click()
+    for head in ("head 1 of layer 0", "head 3 of layer 2"):
+        page.get_by_role("button", name=head, exact=True).click()
+        page.get_by_role("button", name=f"{head}, removed").wait_for()
+
+
+def runs(page: Page) -> None:
+    page.locator(".curves").first.wait_for()
+
+
+# tab → what to do on it; each is one picture, "refine" also on a phone in the dark
+TABS: dict[str, Any] = {"refine": refine, "rewrite": rewrite, "reorganise": reorganise, "runs": runs}
+
+
+def main() -> None:
+    server, listening = make_server(sys.argv[1:]), socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        laptop, phone = {"width": 1200, "height": 1120}, {"width": 390, "height": 1340}
+        wanted = [(name, do, laptop, "light") for name, do in TABS.items()] + [("refine_phone", refine, phone, "dark")]
+        for name, do, size, scheme in wanted:
+            page = browser.new_page(viewport=size, color_scheme=scheme)
+            page.goto(address)
+            page.get_by_role("tab", name=name.split("_")[0].capitalize()).click()
+            do(page)
+            page.wait_for_timeout(500)
+            picture = Image.open(io.BytesIO(page.screenshot()))
+            picture.quantize(96).save(SCREENS / f"{name}.png", optimize=True)  # a third of the size
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
