@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from typer.main import get_command
@@ -45,7 +46,8 @@ def test_ctrl_c_while_python_still_imports(tmp_path, module):
     (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pnn", "configs"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where tests run in the background, deaf to it
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, preexec_fn=heard)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 

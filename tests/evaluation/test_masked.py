@@ -112,7 +112,7 @@ def test_a_model_in_training_mode_is_left_in_it(prepared):
 
 
 def test_command_writes_what_it_prints_and_takes_other_text(pnn_command, trained_run, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")  # as wide as its tables need
+    monkeypatch.setenv("COLUMNS", "300")  # as wide as its tables need
     run = tmp_path / "run"
     shutil.copytree(trained_run, run, symlinks=True)
     (tmp_path / "other.txt").write_text("the fox of avon wore amber hats . it has old amber boots .\n" * 20)
