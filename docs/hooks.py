@@ -32,7 +32,8 @@ from pnn.report.refining import grid, resource
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = "docs"
-PAGES = ["CONTRIBUTING.md", *sorted(p.relative_to(REPOSITORY).as_posix() for p in REPOSITORY.glob("results/*/README.md"))]
+RESULTS = sorted(p.relative_to(REPOSITORY).as_posix() for p in REPOSITORY.glob("results/*/README.md"))
+PAGES = ["CHANGELOG.md", "CONTRIBUTING.md", *RESULTS]
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 FIGURE = re.compile(r"!\[[^\]]*\]\((figures/[^)]+)\)(\n\*[^\n]+\*)?")
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)

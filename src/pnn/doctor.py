@@ -38,6 +38,7 @@ class Finding:
 def examine(folder: Path | None = None) -> Iterator[Finding]:
     """`folder`: where runs and prepared text will lie; the current one if not given."""
     yield from versions()
+    yield from owners()
     yield from devices()
     yield from speed()
     yield from extras()
@@ -64,6 +65,16 @@ def versions() -> Iterator[Finding]:
     yield Finding(f"Packages: {', '.join(found)}.")
     for what in wrong:
         yield Finding(f"{what}: pip install -e . mends it.", broken=True)
+
+
+def owners() -> Iterator[Finding]:
+    """Whose `pnn` this is: on PyPI the name belongs to another project, whose package would lie in the same folder."""
+    yield Finding(f"`pnn` is the package of {DISTRIBUTION}, in {Path(__file__).parent}.")
+    for other in sorted(set(importlib.metadata.packages_distributions().get("pnn", [])) - {DISTRIBUTION}):
+        yield Finding(
+            f"The distribution {other} also has a package `pnn`: pip uninstall {other}, then install {DISTRIBUTION} again.",
+            broken=True,
+        )
 
 
 def devices() -> Iterator[Finding]:

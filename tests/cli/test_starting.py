@@ -173,3 +173,17 @@ def test_the_doctor_is_content_here_and_names_what_is_broken(pnn_command, monkey
     assert code == 1
     assert re.search(r"^BROKEN: torch is 2\S+, but >=99 is needed", out, re.MULTILINE)
     assert "BROKEN: no-such-package is missing" in out
+
+
+def test_the_doctor_names_whose_pnn_this_is(pnn_command, monkeypatch, tmp_path):
+    """Another project has the name on PyPI: installed beside ours it would overwrite our files."""
+    folder = tmp_path / "pnn-0.0.5.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: pnn\nVersion: 0.0.5\n")
+    (folder / "top_level.txt").write_text("pnn\n")
+    monkeypatch.chdir(tmp_path)
+    assert "is the package of plastic-neural-networks" in pnn_command("doctor")[1]
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, _ = pnn_command("doctor")
+    assert code == 1
+    assert "BROKEN: The distribution pnn also has a package `pnn`: pip uninstall pnn" in " ".join(out.split())

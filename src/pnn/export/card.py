@@ -97,7 +97,11 @@ class Known:
         lines.append("```")
         if needs_package:
             kind = PlasticConfig.model_type if self.is_reorganised else self.config.model_type
-            lines += ["", f"Without `import pnn`, transformers says that it does not recognize the model type `{kind}`."]
+            lines += [
+                "",
+                "A checkout of plastic-neural-networks has `pnn` (`pip install -e .`); `pip install pnn` is another project. "
+                f"Without `import pnn`, transformers says that it does not recognize the model type `{kind}`.",
+            ]
         elif remote_code:
             lines += ["", "With `trust_remote_code=True` the folder's own code runs. Where `pnn` is imported, leave it out."]
         if onnx_steps is not None:
