@@ -58,5 +58,6 @@ def test_every_idea_has_one():
         "explore_data",
         "prune_and_grow",
         "rewrite_a_state",
+        "start_here",
         "visualise_results",
     ]
