@@ -15,6 +15,7 @@ from pnn.config import load_config
 from pnn.data.tokenizers import of_synthetic_language
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these check the rows of a CPU")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 BRIEF = Budget(seconds=0.02, blocks=2, warmup=1)
 SIZE = {"hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 64}
 
@@ -95,7 +96,7 @@ def test_only_decoders_generate_and_only_encoders_have_a_latency(pnn_command, de
 
 
 def test_the_script_gathers_parts_in_one_file(small, tiny_config, decoder, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.syspath_prepend(BENCHMARKS)
     use = importlib.import_module("use")
     every = [part for parts in use.parts_for("text/*.txt", "bert", "gpt2").values() for part in parts]
     for part in every:  # what it will be asked for exists
@@ -114,7 +115,7 @@ def test_the_script_gathers_parts_in_one_file(small, tiny_config, decoder, tmp_p
 
 @pytest.mark.slow
 def test_reading_text_stands_beside_datasets(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.syspath_prepend(BENCHMARKS)
     reading = importlib.import_module("reading")
     monkeypatch.setattr(reading, "TURNS", 1)
     of_synthetic_language(128).save_pretrained(tmp_path / "tokenizer")
@@ -126,3 +127,23 @@ def test_reading_text_stands_beside_datasets(tmp_path, monkeypatch):
     assert ours["minutes_for_a_gigabyte"] == pytest.approx(1e9 / ours["bytes"] * ours["seconds"][0] / 60)
     assert masking["tokens_per_second"] > 0
     assert result["ratios"] == {"reading_vs_datasets": theirs["seconds"][0] / ours["seconds"][0]}
+
+
+def test_where_the_time_goes(tiny_config, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    where = importlib.import_module("where_time_goes")
+    monkeypatch.setattr(where, "BEFORE", 1)
+    monkeypatch.setattr(where, "PROFILED", 2)
+    row = where.row_of(load_config(str(tiny_config())), rate=1e9)
+    assert row["groups"]["products"] > 0
+    assert sum(row["groups"].values()) == pytest.approx(row["milliseconds_per_update"])
+    assert row["config"] in where.table(row)
+    kernels = {
+        "nvjet_tst_256x128_64x4_TNT": "products",
+        "norm_backward": "norm",
+        "attention_forward": "attention",
+        "gate_backward": "gate",
+        "pointwise_kernel": "GELU and dropout",
+        "_losses_and_gradients": "loss",
+    }
+    assert {name: where.group_of(name) for name in kernels} == kernels

@@ -38,16 +38,17 @@ numbers = {**scalars, **strides, "seeds": "*i64"}
 for drops in (False, True):
     shape = {"heads": 12, "width": 64, "half": 64, "drops": drops}
     more = {**numbers, "": "*bf16", "log_sums": "*fp32", "borders": "*i32"}
-    build(attention._forward, 8 if drops else 4, {**shape, "block_q": 128 if drops else 64}, **more)
-    build(attention._backward, 8, {**shape, "block_q": 128}, **more)
-    for kernel, constants in ((norm._forward, {"subtracts": True}), (norm._backward, {"each": norm.ROWS, "adds": True})):
+    build(attention.attention_forward, 8 if drops else 4, {**shape, "block_q": 128 if drops else 64}, **more)
+    build(attention.attention_backward, 8, {**shape, "block_q": 128}, **more)
+    norms = {norm.norm_forward: {"subtracts": True}, norm.norm_backward: {"each": norm.ROWS, "adds": True}}
+    for kernel, constants in norms.items():
         floats = ("weight", "bias", "x_bias", "means", "inverse_deviations", "shares")
         shape = {"width": 768, "block": 1024, "has_residual": True, "has_bias": True, "drops": drops}
         build(kernel, 1, {**shape, **constants}, **numbers, **dict.fromkeys(floats, "*fp32"), **{"": "*bf16"})
 for mode in range(3):
     shape = {"each": pointwise.ROWS[mode], "width": 2048, "block": 1024, "mode": mode}
-    build(pointwise._kernel, 4, shape, **numbers, bias="*fp32", shares="*fp32", **{"": "*bf16"})
-for kernel in (gate._forward, gate._backward):
+    build(pointwise.pointwise_kernel, 4, shape, **numbers, bias="*fp32", shares="*fp32", **{"": "*bf16"})
+for kernel in (gate.gate_forward, gate.gate_backward):
     floats = dict.fromkeys(("temperature", "opening", "shares"), "*fp32")
     build(kernel, 4, {"each": gate.ROWS, "width": 768, "block": 1024, "opens": True}, **numbers, **floats, **{"": "*bf16"})
 turns = {"cos": "*fp32", "sin": "*fp32", "groups": "i32", "": "*bf16"}

@@ -158,7 +158,7 @@ def _place(borders, index, heads: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def attention_forward(
     qkv,
     out,
     log_sums,
@@ -188,7 +188,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def attention_backward(
     qkv,
     out,
     log_sums,
@@ -259,7 +259,7 @@ def forward(qkv: Tensor, borders: Tensor, longest: int, dropout: float, seed: Te
     tokens, _, heads, width = qkv.shape
     out, log_sums = qkv.new_empty(tokens, heads, width), qkv.new_empty(tokens, heads, dtype=torch.float32)
     tile = {"block_q": half_of(longest), "num_warps": 4}  # what was fastest on an H200, as in the backward pass
-    _launch(_forward, qkv, (out, log_sums), borders, longest, dropout, seed, (qkv.stride(0),), **tile)
+    _launch(attention_forward, qkv, (out, log_sums), borders, longest, dropout, seed, (qkv.stride(0),), **tile)
     return out, log_sums
 
 
@@ -279,7 +279,7 @@ def backward(
     tensors = out, log_sums, grad.contiguous(), grad_qkv
     # two programs fit on a multiprocessor at 128 registers a thread, and run faster than one that has all it asks for
     tile = {"block_q": max(16, half_of(longest) // 2), "num_warps": 8, "maxnreg": 128}
-    _launch(_backward, qkv, tensors, borders, longest, dropout, seed, strides, **tile)
+    _launch(attention_backward, qkv, tensors, borders, longest, dropout, seed, strides, **tile)
 
 
 @torch.library.custom_op("pnn::short_attention", mutates_args=())

@@ -23,7 +23,7 @@ def takes(h: Tensor) -> bool:
 
 
 @triton.jit
-def _forward(
+def gate_forward(
     h,
     q,
     k,
@@ -55,7 +55,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def gate_backward(
     grad,
     q,
     k,
@@ -111,7 +111,7 @@ def forward(h: Tensor, q: Tensor, k: Tensor, delta: Tensor, temperature: Tensor,
     out = torch.empty_like(h)
     rows, shape = _shape(h, opening)
     numbers = temperature, temperature if opening is None else opening
-    _forward[(triton.cdiv(rows, ROWS),)](h, q, k, delta, *numbers, out, rows, q.stride(-2), **shape)
+    gate_forward[(triton.cdiv(rows, ROWS),)](h, q, k, delta, *numbers, out, rows, q.stride(-2), **shape)
     return out
 
 
@@ -126,7 +126,7 @@ def backward(
     shares = grad.new_empty(programs, 2, dtype=torch.float32)
     numbers = temperature, temperature if opening is None else opening
     strides = q.stride(-2), grad_q.stride(-2)
-    _backward[(programs,)](grad, q, k, delta, *numbers, grad_q, grad_k, grad_delta, shares, rows, *strides, **shape)
+    gate_backward[(programs,)](grad, q, k, delta, *numbers, grad_q, grad_k, grad_delta, shares, rows, *strides, **shape)
     return grad_k, grad_delta, shares.sum(0)
 
 

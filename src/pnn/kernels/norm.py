@@ -54,7 +54,7 @@ def _summed(
 
 
 @triton.jit
-def _forward(
+def norm_forward(
     x,
     x_bias,
     residual,
@@ -96,7 +96,7 @@ def _forward(
 
 
 @triton.jit
-def _backward(
+def norm_backward(
     x,
     x_bias,
     residual,
@@ -184,7 +184,7 @@ def forward(
     rows = x.numel() // x.shape[-1]
     out = torch.empty_like(x, dtype=dtype)
     means, inverse_deviations = x.new_empty(rows, dtype=torch.float32), x.new_empty(rows, dtype=torch.float32)
-    _forward[(rows,)](
+    norm_forward[(rows,)](
         x,
         x if x_bias is None else x_bias,
         x if residual is None else residual.contiguous(),
@@ -224,7 +224,7 @@ def backward(
     grad_residual = x.new_empty(0) if residual is None else torch.empty_like(residual, memory_format=torch.contiguous_format)
     programs = triton.cdiv(rows, ROWS)
     shares = x.new_empty(programs, 3, width, dtype=torch.float32)
-    _backward[(programs,)](
+    norm_backward[(programs,)](
         x,
         x if x_bias is None else x_bias,
         x if residual is None else residual.contiguous(),

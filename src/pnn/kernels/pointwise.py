@@ -28,7 +28,7 @@ def _normal_distribution(x, bell):
 
 
 @triton.jit
-def _kernel(
+def pointwise_kernel(
     x,
     bias,
     grad,
@@ -82,7 +82,7 @@ def _launch(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Ten
     block = min(1024, triton.next_power_of_2(width))
     programs = triton.cdiv(rows, ROWS[mode])
     shares = x.new_empty(programs if mode == 2 else 0, width, dtype=torch.float32)
-    _kernel[(programs, triton.cdiv(width, block))](
+    pointwise_kernel[(programs, triton.cdiv(width, block))](
         x,
         bias,
         grad,
