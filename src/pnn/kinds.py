@@ -45,6 +45,7 @@ OURS = (
     Kind("pnn", "pnn", "PNN", causal=False, block="refiner", has_steps=True),
     Kind("bert", "pnn_bert_baseline", "BERT baseline", causal=False),
     Kind("ddl", "ddl", "Deep Delta Learning", causal=True),
+    Kind("pnn_causal", "pnn_causal", "causal PNN", causal=True, block="refiner", has_steps=True),
 )
 # One of transformers' decoders, which `model.architecture` names
 TRANSFORMERS = Kind("transformers", "", "", causal=True, ours=False)

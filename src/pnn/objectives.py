@@ -73,9 +73,15 @@ def step_weighted_loss(
     return weighted_sum(losses_by_step, weights), torch.stack([loss.detach() for loss in losses_by_step])
 
 
-def next_token_loss(h: Tensor, head: nn.Linear, labels: Tensor, num_items: Tensor | int | None = None) -> Tensor:
-    """h: (B, T, d); labels: the tokens themselves, (B, T), −100 where nothing is predicted. Each predicts the next one."""
+def next_tokens(labels: Tensor) -> Tensor:
+    """What each token of these rows predicts: the next one, and the last of a row nothing. labels: (B, T), −100 where nothing
+    is predicted."""
     targets = torch.full_like(labels, IGNORE)
     targets[:, :-1] = labels[:, 1:]
-    loss, _ = step_weighted_loss([h.flatten(0, 1)], head, targets.flatten(), [1.0], num_items)
+    return targets
+
+
+def next_token_loss(h: Tensor, head: nn.Linear, labels: Tensor, num_items: Tensor | int | None = None) -> Tensor:
+    """h: (B, T, d); labels: the tokens themselves, (B, T)."""
+    loss, _ = step_weighted_loss([h.flatten(0, 1)], head, next_tokens(labels).flatten(), [1.0], num_items)
     return loss

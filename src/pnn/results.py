@@ -154,6 +154,8 @@ class CausalText(TypedDict):
     bits_per_byte: float
     accuracy: float
     accuracy_interval: Interval
+    num_steps: NotRequired[int]  # of a decoder with steps
+    loss_by_step: NotRequired[list[float]]  # after steps 0, 1, …
     commonest: NotRequired[Commonest]
     by_sequence: NotRequired[SequenceTotals]
 

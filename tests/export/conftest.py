@@ -12,7 +12,9 @@ from pnn.models import (
     BertBaselineForMultipleChoice,
     DDLConfig,
     DDLForCausalLM,
+    PNNCausalConfig,
     PNNConfig,
+    PNNForCausalLM,
     PNNForMaskedLM,
     PNNForSequenceClassification,
 )
@@ -39,6 +41,9 @@ MODELS = {
     "pnn_classifier": lambda: PNNForSequenceClassification(PNNConfig(**WIDE, zero_init=False, num_steps=2, num_labels=3)),
     "bert": lambda: BertBaselineForMaskedLM(BertBaselineConfig(**WIDE, num_hidden_layers=2, tie_word_embeddings=True)),
     "bert_choice": lambda: BertBaselineForMultipleChoice(BertBaselineConfig(**WIDE, num_hidden_layers=2)),
+    "pnn_causal": lambda: PNNForCausalLM(
+        PNNCausalConfig(**WIDE, update="rewrite", schedule=[0, 1, 0], head_transform=True, zero_init=False)
+    ),
     "ddl": lambda: DDLForCausalLM(DDLConfig(**DDL, num_hidden_layers=2)),
     "ddl_token": lambda: DDLForCausalLM(DDLConfig(**DDL, num_hidden_layers=1, compressor="token", reading="paper")),
     "ddl_additive": lambda: DDLForCausalLM(DDLConfig(**DDL, num_hidden_layers=1, residual="additive", value_channels=1)),

@@ -11,7 +11,7 @@ import pnn
 from pnn.data.batches import pack
 from pnn.evaluation import passes
 from pnn.evaluation.passes import states_at
-from pnn.models import ddl, ddl_steps
+from pnn.models import ddl, decoder_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -214,7 +214,7 @@ VARIANTS = {
 
 
 def steps_of(model):
-    return ddl_steps._STEPS.get(model, ((), {}))[1]
+    return decoder_steps._STEPS.get(model, ((), {}))[1]
 
 
 @pytest.mark.parametrize("padding", [0, 5])

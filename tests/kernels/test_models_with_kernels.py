@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or
 import pnn
 import pnn.nn.fast
 import pnn.objectives
+from pnn.models.registry import kind_of
 
 SIZE = {
     "vocab_size": 50,
@@ -47,6 +48,12 @@ MODELS = {
             **SIZE, update="rewrite", gate="token", positions="rotary", ffn="geglu", num_steps=2, initializer_range=0.2
         )
     ),
+    "causal": lambda: pnn.PNNForCausalLM(
+        pnn.PNNCausalConfig(**SIZE, update="rewrite", schedule=[0, 1], gate_bias=True, initializer_range=0.2)
+    ),
+    "causal, added": lambda: pnn.PNNForCausalLM(
+        pnn.PNNCausalConfig(**SIZE, delta_norm=True, num_steps=2, zero_init=False, initializer_range=0.2)
+    ),
     "bert": lambda: pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**SIZE, num_hidden_layers=2, initializer_range=0.2)),
 }
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu compares whole models on a GPU")
@@ -58,9 +65,11 @@ def kernels_forced(monkeypatch):
         monkeypatch.setattr(module, "for_kernels", lambda x: True)
 
 
-def packed_call():
+def packed_call(causal=False):
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 50, (1, 10), generator=generator)
+    if causal:  # rows of one length
+        return {"input_ids": ids.view(2, 5), "labels": ids.view(2, 5), "output_logits": False}
     borders = torch.tensor([0, 1, 7, 10, 10], dtype=torch.int32)  # the last sequence is empty
     positions = torch.cat([torch.arange(int(n)) for n in borders.diff()])[None]
     at = torch.arange(0, 10, 3)
@@ -78,7 +87,7 @@ def packed_call():
 
 def loss_and_gradients(model):
     model.zero_grad()
-    out = model(**packed_call())
+    out = model(**packed_call(kind_of(model).causal))
     out.loss.backward()
     return out.loss.item(), out.step_losses, {name: p.grad for name, p in model.named_parameters()}
 
@@ -102,18 +111,18 @@ def test_a_model_with_kernels_is_the_plain_model(name, in_one_piece, request, mo
         assert torch.allclose(fast[key], wanted, atol=2e-5), key
 
 
-@pytest.mark.parametrize("name", ["equations", "turned", "rotary", "bert"])
+@pytest.mark.parametrize("name", ["equations", "turned", "rotary", "causal", "bert"])
 def test_predictions_with_kernels_are_those_of_the_plain_model(name, request):
     """Without gradients rotary positions turn queries and keys where they lie: never what a hook has seen."""
     torch.manual_seed(0)
     model, seen = MODELS[name]().eval(), []
-    call = packed_call() | {"labels": None, "output_logits": True}
+    call = packed_call(kind_of(model).causal) | {"labels": None, "output_logits": True}
     with torch.no_grad():
         expected = model(**call).logits
         request.getfixturevalue("kernels_forced")
         assert torch.allclose(model(**call).logits, expected, atol=1e-5)
         keep = lambda _module, _inputs, out: seen.append((out, out.clone()))  # noqa: E731
-        model.encoder.blocks[0].attention.qkv.register_forward_hook(keep)
+        model.base_model.blocks[0].attention.qkv.register_forward_hook(keep)
         assert torch.allclose(model(**call).logits, expected, atol=1e-5)
     assert all(torch.equal(out, before) for out, before in seen)
     assert seen

@@ -116,6 +116,7 @@ MODELS = {
     "token": {"compressor": "token"},
     "paper": {"reading": "paper"},
     "write only": {"residual": "write_only"},
+    "two rounds": {"num_rounds": 2},
 }
 
 

@@ -20,7 +20,7 @@ def test_both_tables_tell_of_the_same_models(kind):
     assert type(model) is entry.classes[language_class(model)]
     assert kind_of(model) == kind_of(model.config) == kinds.of_result({"model_type": kind.model_type}) == kind
     assert {class_of(one(model.config)) for one in entry.classes.values()} == set(entry.classes)
-    assert len(distinct_blocks(model)) == {"pnn": 1, "bert": 12, "ddl": 12}[kind.type]
+    assert len(distinct_blocks(model)) == {"pnn": 1, "bert": 12, "ddl": 12, "pnn_causal": 1}[kind.type]
     assert len(plasticity.heads(model)) == 2 * len(distinct_blocks(model))
     assert len(sentence(model)) > 20
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pnn.errors import UserError
 from pnn.models.registry import kind_of
 from pnn.nn.attention import SelfAttention
-from pnn.nn.decoder import CausalAttention, Context, causal_mask
+from pnn.nn.causal import Past, causal_mask
+from pnn.nn.decoder import CausalAttention, Context
 from pnn.nn.packing import Layout
 from pnn.nn.rotary import rotation
 from pnn.plasticity import Scores, choose, heads, masked, prune, score
@@ -140,7 +141,7 @@ def test_weights_are_those_that_attention_uses():
     assert ((weights @ v).transpose(1, 2).reshape(2, 5, 16) - ours.context(h, Layout(keep=keep))).abs().max() < 1e-6
     causal = CausalAttention(16, 2, 1e-5)
     for mask in (None, causal_mask(keep, 5, 0, h.device)):
-        context = Context(*rotation(torch.arange(5)[None], 8, 10000.0), mask)
+        context = Context(*rotation(torch.arange(5)[None], 8, 10000.0), Past(mask))
         v = causal.qkv(h).view(2, 5, 3, 2, 8)[:, :, 2].transpose(1, 2)
         mixed = (causal.weights(h, context) @ v).transpose(1, 2).reshape(2, 5, 16)
         assert (causal.out(mixed) - causal(h, context)).abs().max() < 1e-6

@@ -40,6 +40,10 @@ def residuals_of(model: DDLForCausalLM) -> list[DeltaResidual]:
     found = [getattr(block, f"{part}_residual") for block in model.model.blocks for part in PARTS]
     if not all(isinstance(residual, DeltaResidual) for residual in found):
         raise UserError("this model adds to its state (residual additive): it has no gates whose rewrites could be analysed")
+    if model.config.num_rounds > 1:
+        raise UserError(
+            f"this model applies its layers {model.config.num_rounds} times: rewrites are analysed of one round only"
+        )
     return found
 
 

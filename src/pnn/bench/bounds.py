@@ -25,7 +25,7 @@ def rewriting_bytes(config: DDLConfig, bytes_per_number: int = 2) -> int:
     from pnn.kernels.rewriting import STATES_KEPT_EVERY  # needs Triton
 
     assert config.residual != "additive"
-    channels, sublayers = config.value_channels, 2 * config.num_hidden_layers
+    channels, sublayers = config.value_channels, 2 * config.depth
     over_tokens = channels > 1 and config.compressor == "token"
     units = sublayers * (_pass(channels, over_tokens) - ADDITIVE)
     units += _first_pass(channels, over_tokens) - ADDITIVE_FIRST

@@ -54,9 +54,10 @@ def head_parameters(config: Any) -> int:
 
 
 def blocks(config: Any) -> int:
-    steps = config.num_steps if isinstance(config, PNNConfig) else config.num_hidden_layers
-    assert steps is not None
-    return steps
+    if isinstance(config, PNNConfig):
+        assert config.num_steps is not None
+        return config.num_steps
+    return config.depth if isinstance(config, DDLConfig) else config.num_hidden_layers
 
 
 def passed_in_blocks(config: Any, steps: int, target_share: float) -> float:

@@ -82,6 +82,11 @@ def print_perplexity(results: dict[str, Evaluation]) -> None:
                 bare_per_cent(one["accuracy"]),
             )
     show(table)
+    for name, result in results.items():
+        for label, one in _texts(result):
+            if "loss_by_step" in one:
+                steps = " → ".join(f"{loss:.3f}" for loss in one["loss_by_step"])
+                show(f"{f'{name}: ' * (len(results) > 1)}{label}, loss after each refinement step, from 0: {steps}")
 
 
 def print_tasks(result: Tasks) -> None:

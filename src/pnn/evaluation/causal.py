@@ -9,12 +9,13 @@ what is left): more context for every token, and more work.
     perplexity          exp(loss), by token: only models with one tokenizer can be compared by it
     word_perplexity     exp(loss · tokens / words)          words: what white space separates in the decoded text
     bits_per_byte       loss · tokens / (bytes · ln 2)      bytes: of the decoded text in UTF-8
+    loss_by_step        of a causal PNN, where asked for: what its head makes of h⁰, h¹, …, hᵀ
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,11 @@ def evaluate_causal(
     stride: int | None = None,
     batch_tokens: int = 16384,
     precision: torch.dtype = torch.float32,
+    num_steps: int | None = None,
+    by_step: bool = False,
 ) -> CausalText:
-    """Evaluate on these rows of a token set, which follow each other in the text."""
+    """Evaluate on these rows of a token set, which follow each other in the text. `num_steps` and `by_step` are for decoders
+    with steps."""
     if len(sequences) < 2:
         raise UserError("too little text to evaluate on: fewer than two rows")
     context = int(tokens.lengths[sequences[0]])
@@ -56,14 +60,19 @@ def evaluate_causal(
         for rows, firsts in _batches(stream, context, stride, max(1, batch_tokens // context)):
             targets = [window[first:] for window, first in zip(rows, firsts, strict=True)]
             labels = to_device(torch.from_numpy(np.concatenate(targets)), model.device)
-            for row, logits in zip(labels.split([*map(len, targets)]), _logits(model, rows, firsts), strict=True):
-                losses.append(F.cross_entropy(logits.float(), row, reduction="sum"))
+            read = _logits(model, rows, firsts, num_steps, by_step)
+            for row, of_steps in zip(labels.split([*map(len, targets)]), read, strict=True):
+                each = []
+                for logits in of_steps:
+                    each.append(F.cross_entropy(logits.float(), row, reduction="sum"))
+                losses.append(torch.stack(each))
                 right.append((logits.argmax(-1) == row).sum())
             asked += targets
     model.train(was_training)
     scored = [len(targets) for targets in asked]
     windows = np.array(scored, dtype=np.float64)
-    loss_of = torch.stack(losses).double().cpu().numpy()
+    steps_of = torch.stack(losses).double().cpu().numpy()  # (windows, steps that were read)
+    loss_of = steps_of[:, -1]
     right_of = torch.stack(right).double().cpu().numpy()
     loss, low, high = ratio_interval(loss_of, windows)
     accuracy, accuracy_low, accuracy_high = of_a_share(ratio_interval(right_of, windows), len(windows))
@@ -80,6 +89,7 @@ def evaluate_causal(
         "bytes": size,
         "loss": loss,
         "loss_interval": [low, high],
+        **_steps(model, num_steps, (steps_of.sum(0) / windows.sum()).tolist() if by_step else None),
         "perplexity": math.exp(loss),
         "word_perplexity": math.exp(min(700.0, loss * len(stream) / words)),
         "bits_per_byte": loss * len(stream) / (size * math.log(2)),
@@ -90,20 +100,30 @@ def evaluate_causal(
     }
 
 
-def _logits(model: Any, rows: NDArray[np.int64], firsts: list[int]) -> Iterator[Tensor]:
-    """Of each row, where it predicts its tokens from its first scored one on. Ours are made one row at a time; others may do
-    more to theirs than multiply, and give them all at once."""
+def _steps(model: Any, num_steps: int | None, losses: list[float] | None) -> Any:
+    if not kind_of(model).has_steps:
+        return {}
+    found = {"num_steps": model.config.num_steps if num_steps is None else num_steps}
+    return found if losses is None else found | {"loss_by_step": losses}
+
+
+def _logits(
+    model: Any, rows: NDArray[np.int64], firsts: list[int], num_steps: int | None, by_step: bool
+) -> Iterator[Iterable[Tensor]]:
+    """Of each row, where it predicts its tokens from its first scored one on; after its last step, or after every one. Ours are
+    made one row at a time; others may do more to theirs than multiply, and give them all at once."""
     context = rows.shape[1]
     if kind_of(model).ours:
         batch = pack(rows.reshape(-1), np.full(len(rows), context), np.zeros(len(rows), np.int64))
         at = [row * context + np.arange(first - 1, context - 1) for row, first in enumerate(firsts)]
-        (states,) = states_at(model, batch, torch.from_numpy(np.concatenate(at)))
-        yield from map(model.get_output_embeddings(), states.split([*map(len, at)]))
+        states = states_at(model, batch, torch.from_numpy(np.concatenate(at)), num_steps, every_step=by_step)
+        for of_row in zip(*(h.split([*map(len, at)]) for h in states), strict=True):
+            yield map(model.head, of_row)
     else:
         with padded_vocabulary(model):
             logits = model(input_ids=to_device(torch.from_numpy(rows), model.device), use_cache=False).logits
         for row, first in zip(logits, firsts, strict=True):
-            yield row[first - 1 : -1, : model.config.vocab_size]
+            yield [row[first - 1 : -1, : model.config.vocab_size]]
 
 
 def _batches(

@@ -47,18 +47,19 @@ def states_at(
     model: PreTrainedModel, batch: PackedBatch, positions: Tensor, num_steps: int | None = None, every_step: bool = False
 ) -> list[Tensor]:
     """The last state of a packed batch at these flat positions, (positions, d), alone or behind those before it, h⁰ … hᵀ
-    (`every_step`, of encoders). Batch and positions are on the host. The model is in evaluation mode, and a decoder without
-    its head: states are what its head reads."""
+    (`every_step`, of encoders and of decoders with steps). Batch and positions are on the host. The model is in evaluation
+    mode, and a decoder without its head: states are what its head reads."""
     causal = kind_of(model).causal
     longest = model.config.max_position_embeddings
     layout: type[PackedShape | RowsShape] = RowsShape if causal else PackedShape
 
     def run(flat: Tensor, shape: PackedShape | RowsShape) -> list[Tensor]:
         inputs = shape.inputs(flat)
-        if causal:
+        if causal and not kind_of(model).has_steps:
             at = inputs.pop("last_at")
             return [only_at(model.base_model(**inputs, use_cache=False, return_dict=True).last_hidden_state, at)[0]]
-        out = model.base_model(**inputs, num_steps=num_steps, output_states=every_step, return_dict=True)
+        no_cache = {"use_cache": False} if causal else {}
+        out = model.base_model(**inputs, **no_cache, num_steps=num_steps, output_states=every_step, return_dict=True)
         before = out.states[:-1] if every_step else ()
         return [*(only_at(h, inputs["last_at"])[0] for h in before), out.last_hidden_state[0]]
 

@@ -62,5 +62,5 @@ def log_likelihoods(
 
 def _score(model: Any, states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """log p of each target, and whether it is the likeliest. Sums of logarithms need more than 16 bits."""
-    log_p = model.get_output_embeddings()(states).float().log_softmax(-1)
+    log_p = model.head(states).float().log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], log_p.argmax(-1) == targets

@@ -51,8 +51,9 @@ def evaluate_run(
     if kind.causal:
         if stride is not None and stride < 1:
             raise UserError(f"--stride {stride}: at least one token of a window is scored")
-        if num_steps is not None:
+        if num_steps is not None and not kind.has_steps:
             raise UserError(f"--num-steps: a {type(loaded.model).__name__} has no refinement steps")
+        check_num_steps(loaded.model, num_steps)
     elif not kind.ours:
         raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is none of our models, and no decoder")
     else:
@@ -70,7 +71,14 @@ def evaluate_run(
         with out_of_memory_says(lambda: smaller_batches("evaluate", run, batch)):
             if kind.causal:
                 return evaluate_causal(
-                    model, tokens, sequences, stride=stride or settings.stride, batch_tokens=batch, precision=loaded.precision
+                    model,
+                    tokens,
+                    sequences,
+                    stride=stride or settings.stride,
+                    batch_tokens=batch,
+                    precision=loaded.precision,
+                    num_steps=num_steps,
+                    by_step=kind.has_steps,
                 )
             return evaluate_masked(
                 model,
@@ -88,7 +96,7 @@ def evaluate_run(
         "checkpoint": Path(checkpoint).name,
         "model_type": model.config.model_type,
         "parameters": sum(p.numel() for p in model.parameters()),
-        **({"anatomy": parts_of(model)} if kind.masked else {}),
+        **({"anatomy": parts_of(model)} if kind.ours else {}),
         "precision": "bf16" if loaded.precision == torch.bfloat16 else "fp32",
     }
     held_out = None if folder is None else run_tokens.held_out(folder, data, tokenizer, progress)

@@ -201,6 +201,9 @@ class Known:
                 between = interval(one["loss_interval"], 4, scale=1)
                 cells = (public(name), f"{one['loss']:.4f}", between, f"{one['perplexity']:.2f}")
                 lines.append(f"| {' | '.join(cells)} | {one['bits_per_byte']:.3f} |")
+            if "loss_by_step" in sets.get("validation", {}):
+                steps = " → ".join(f"{loss:.3f}" for loss in sets["validation"]["loss_by_step"])
+                lines += ["", f"Loss after each refinement step, from 0: {steps}."]
         else:
             lines += ["Masked tokens that are predicted right:", "", "| text | accuracy | 95 % interval |", "|---|---|---|"]
             for name, one in sets.items():

@@ -34,7 +34,7 @@ def anatomy(config: Json) -> Anatomy:
         rule = config.get("update", "gated")  # the paper's goes without saying
         block = kind.block if rule == "gated" else f"{rule} {kind.block}"
         return Anatomy(tuple(config.get("schedule") or [0] * config["num_steps"]), block)
-    if kind.ours and kind.masked:
-        return Anatomy(tuple(range(config["num_hidden_layers"])), kind.block)
-    known = ", ".join(one.model_type for one in OURS if one.masked)
+    if kind.ours:
+        return Anatomy(tuple(range(config["num_hidden_layers"])) * config.get("num_rounds", 1), kind.block)
+    known = ", ".join(one.model_type for one in OURS)
     raise UserError(f"the architecture figure cannot draw a model of type {kind.model_type!r} (it can: {known})")

@@ -18,7 +18,7 @@ from pnn.figures.anatomy import Anatomy, anatomy
 from pnn.figures.style import INK, NORMAL, QUIET, SMALL, colours, ink_on, short_name, styled, tint
 from pnn.kinds import of_result
 from pnn.numbers import per_cent, short_count
-from pnn.results import Json, MaskedEvaluation
+from pnn.results import Evaluation, Json
 
 # Inches: one axes unit is one inch, so that boxes and letters keep their proportions for any number of steps
 COLUMN, BOX_LEFT, BOX_RIGHT, READ_LEFT = 3.2, 0.55, 2.45, 2.55
@@ -29,8 +29,9 @@ NEUTRAL = "#ececec"
 
 
 @styled
-def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, MaskedEvaluation] | None = None) -> Figure:
-    """`configs`: config.json of each model by name. With evaluations, sizes stand in the boxes and accuracies beside them."""
+def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, Evaluation] | None = None) -> Figure:
+    """`configs`: config.json of each model by name. With evaluations, sizes stand in the boxes and accuracies, or losses of a
+    causal PNN, beside them."""
     evaluations = evaluations or {}
     bodies = {name: anatomy(config) for name, config in configs.items()}
     boxes = max(len(body.schedule) for body in bodies.values()) + 2  # embeddings and head
@@ -53,7 +54,7 @@ def _draw_model(
     name: str,
     body: Anatomy,
     colour: str,
-    evaluation: MaskedEvaluation | None,
+    evaluation: Evaluation | None,
     weights: Sequence[float] | None,
 ) -> None:
     steps = len(body.schedule)
@@ -90,7 +91,7 @@ def _draw_model(
 
 def _block_label(body: Anatomy, step: int, block: int) -> str:
     if body.block_name == "layer":
-        return f"Layer {step}"
+        return f"Layer {block + 1}"
     letter = f" {chr(ord('A') + block)}" if 1 < body.num_blocks <= 26 else f" {block}" if body.num_blocks > 26 else ""
     return f"Step {step} · refiner{letter}"
 
@@ -129,18 +130,22 @@ def _reuse_arrow(axes: Axes, below: float, above: float, colour: str) -> None:
     )
 
 
-def _readings(axes: Axes, centres: list[float], evaluation: MaskedEvaluation, weights: Sequence[float] | None) -> None:
-    """The accuracy if the head reads the state at this height. Grey where the head was never trained to: `weights` has 0."""
-    accuracies = evaluation["accuracy_by_step"]
+def _readings(axes: Axes, centres: list[float], evaluation: Evaluation, weights: Sequence[float] | None) -> None:
+    """The accuracy, or a decoder's loss, if the head reads the state at this height. Grey where the head was never trained to:
+    `weights` has 0."""
+    measure = next((name for name in ("accuracy", "loss") if f"{name}_by_step" in evaluation), None)
+    if measure is None:  # a decoder without steps: its head reads the end alone
+        return
+    values: Sequence[float] = evaluation[f"{measure}_by_step"]  # type: ignore[literal-required]
     trained = of_result(evaluation).has_steps
-    axes.text(READ_LEFT, centres[-1], "accuracy\nread here", va="center", fontsize=SMALL - 1, color=QUIET)
-    for step, accuracy in enumerate(accuracies):
-        last = step == len(accuracies) - 1
+    axes.text(READ_LEFT, centres[-1], f"{measure}\nread here", va="center", fontsize=SMALL - 1, color=QUIET)
+    for step, value in enumerate(values):
+        last = step == len(values) - 1
         proper = last or (trained and step > 0 and (weights is None or weights[step - 1] > 0))
         axes.text(
             READ_LEFT,
             centres[step],
-            per_cent(accuracy),
+            per_cent(value) if measure == "accuracy" else f"{value:.3f}",
             va="center",
             fontsize=NORMAL if proper else SMALL,
             color=INK if proper else QUIET,

@@ -21,6 +21,7 @@ from pnn.models.pnn import (
     PNNForTokenClassification,
     PNNModel,
 )
+from pnn.models.pnn_causal import PNNCausalConfig, PNNCausalForSequenceClassification, PNNCausalModel, PNNForCausalLM
 
 __all__ = [
     "BertBaselineConfig",
@@ -35,7 +36,11 @@ __all__ = [
     "DDLForSequenceClassification",
     "DDLModel",
     "LastLoss",
+    "PNNCausalConfig",
+    "PNNCausalForSequenceClassification",
+    "PNNCausalModel",
     "PNNConfig",
+    "PNNForCausalLM",
     "PNNForMaskedLM",
     "PNNForMultipleChoice",
     "PNNForQuestionAnswering",

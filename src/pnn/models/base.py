@@ -305,9 +305,10 @@ class MaskedLMBase(PnnPreTrainedModel):
         )
 
 
-def parts_of(model: MaskedLMBase) -> dict[str, int]:
-    """Parameters of the embeddings, of one block and of the head (without what it shares with the embeddings)."""
-    embeddings = set(model.encoder.embeddings.parameters())
+def parts_of(model: Any) -> dict[str, int]:
+    """Parameters of the embeddings, of one block and of the head (without what it shares with the embeddings), of any of
+    ours."""
+    embeddings = set(model.base_model.embeddings.parameters())
     own = [p for p in model.head.parameters() if p not in embeddings]
-    parts = {"embeddings": embeddings, "block": model.encoder.blocks[0].parameters(), "head": own}
+    parts = {"embeddings": embeddings, "block": model.base_model.blocks[0].parameters(), "head": own}
     return {name: sum(p.numel() for p in part) for name, part in parts.items()}

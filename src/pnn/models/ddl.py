@@ -8,29 +8,39 @@
 generators as in the published code (`reading="code"`; `"paper"` follows the text, see `nn/delta_rule`). `residual` says how a
 branch's output enters the state: `"delta"` as above, `"write_only"` without the erasure, `"additive"` as everybody does. With
 `value_channels=1` the state is a vector and needs neither compressor nor expansion, so `residual="additive",
-value_channels=1` is the baseline. Attention and MLP are the same in all of them.
+value_channels=1` is the baseline. Attention and MLP are the same in all of them. `num_rounds` applies the L blocks again and
+again, with the same weights.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers import initialization as init
-from transformers.modeling_layers import GenericForSequenceClassification
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import can_return_tuple
 
 from pnn.models.base import check_heads
-from pnn.models.ddl_cache import DDLCache, Histories
-from pnn.models.ddl_steps import recorded_step
+from pnn.models.decoder_cache import DecoderCache, Histories
+from pnn.models.decoders import (
+    KEYS_TO_IGNORE,
+    CausalLMBase,
+    CausalLMOutput,
+    DecoderBase,
+    DecoderOutput,
+    TextClassifierBase,
+    kept,
+)
 from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn import delta_stream
-from pnn.nn.decoder import CausalAttention, Context, RMSNorm, SwiGLU, causal_mask
+from pnn.nn.causal import Past
+from pnn.nn.decoder import CausalAttention, Context, RMSNorm, SwiGLU
 from pnn.nn.delta_rule import (
     AdditiveResidual,
     ChannelCompressor,
@@ -42,7 +52,6 @@ from pnn.nn.delta_rule import (
 )
 from pnn.nn.delta_stream import Sublayer
 from pnn.nn.fast import computed_in, for_kernels, untouched
-from pnn.nn.rotary import rotation
 from pnn.objectives import next_token_loss
 
 RESIDUALS = ("delta", "write_only", "additive")
@@ -61,11 +70,12 @@ class DDLConfig(PreTrainedConfig):
     """
 
     model_type = "ddl"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "states", "gates", "hidden_states", "attentions"]
+    keys_to_ignore_at_inference = KEYS_TO_IGNORE
 
     vocab_size: int = 50304  # GPT-2's 50,257, rounded up to a multiple of 128
     hidden_size: int = 768
     num_hidden_layers: int = 12
+    num_rounds: int = 1  # how often the layers are applied, one after the other
     num_attention_heads: int = 6
     intermediate_size: int | None = None  # None: ⌊8 d / 3⌋
     max_position_embeddings: int = 1024
@@ -99,7 +109,7 @@ class DDLConfig(PreTrainedConfig):
         for name, known in (("residual", RESIDUALS), ("compressor", COMPRESSORS), ("reading", VARIANTS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(known)}")
-        for name in ("value_channels", "compressor_kernel_size", "expansion_kernel_size", "num_hidden_layers"):
+        for name in ("value_channels", "compressor_kernel_size", "expansion_kernel_size", "num_hidden_layers", "num_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}, but at least one is needed")
         for name in ("compressor_kernel_size", "expansion_kernel_size"):
@@ -111,35 +121,15 @@ class DDLConfig(PreTrainedConfig):
             raise ValueError(f"beta_init={self.beta_init} does not lie between 0 and 2")
 
     @property
+    def depth(self) -> int:
+        """Blocks that a token passes."""
+        return self.num_hidden_layers * self.num_rounds
+
+    @property
     def residual_bias(self) -> float:
         """The gate's bias that gives β = beta_init."""
         p = min(max(self.beta_init / 2, 1e-6), 1 - 1e-6)
         return math.log(p / (1 - p))
-
-
-@dataclass
-class DecoderOutput(ModelOutput):
-    """`states`: X before the first block and after each, (B, T, channels, d). `gates`: β of every sublayer, (B, T).
-    transformers' names: `hidden_states` are what each block reads of its state, and the last one; (B, T, d) each.
-    `attentions`: (B, heads, T, all tokens) for each block."""
-
-    last_hidden_state: Tensor | None = None
-    past_key_values: DDLCache | None = None
-    states: tuple[Tensor, ...] | None = None
-    gates: tuple[Tensor, ...] | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-
-
-@dataclass
-class CausalLMOutput(ModelOutput):
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    past_key_values: DDLCache | None = None
-    states: tuple[Tensor, ...] | None = None
-    gates: tuple[Tensor, ...] | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
 
 
 def make_compressor(config: DDLConfig) -> nn.Module:
@@ -176,13 +166,17 @@ class DDLBlock(nn.Module):
             Sublayer(self.compress, self.mlp_norm, self.mlp, self.mlp_residual),
         )
 
+    def place(self, context: Context) -> int:
+        """In a cache."""
+        return context.past.place + self.attention.layer
+
     def forward(self, state: Tensor, context: Context, histories: Histories) -> Tensor:
-        x = histories.apply(self.compress, state, lambda: f"attention {self.attention.layer}")
+        x = histories.apply(self.compress, state, lambda: f"attention {self.place(context)}")
         if context.read is not None:
             context.read.append(x)
         c = self.attention_norm(x)
         state = self.attention_residual(state, self.attention(c, context), x, c)
-        x = histories.apply(self.compress, state, lambda: f"mlp {self.attention.layer}")
+        x = histories.apply(self.compress, state, lambda: f"mlp {self.place(context)}")
         c = self.mlp_norm(x)
         return self.mlp_residual(state, self.mlp(c), x, c)
 
@@ -200,9 +194,7 @@ class DDLPreTrainedModel(OwnPreTrainedModel):
         std = 0.5 / math.sqrt(config.hidden_size)
         if isinstance(module, nn.Linear):
             role = getattr(module, "role", None)  # transformers may skip modules that own others but no numbers: leaves say it
-            init.normal_(
-                module.weight, mean=0.0, std=std / math.sqrt(config.num_hidden_layers) if role == "branch end" else std
-            )
+            init.normal_(module.weight, mean=0.0, std=std / math.sqrt(config.depth) if role == "branch end" else std)
             if role == "gate":
                 init.constant_(module.bias, config.residual_bias)
             elif module.bias is not None:
@@ -224,7 +216,7 @@ class DDLPreTrainedModel(OwnPreTrainedModel):
             init.copy_(module.kernel, module.identity())
 
 
-class DDLModel(DDLPreTrainedModel):
+class DDLModel(DDLPreTrainedModel, DecoderBase):
     """Tokens to a state that every sublayer reads and rewrites."""
 
     def __init__(self, config: DDLConfig):
@@ -261,7 +253,7 @@ class DDLModel(DDLPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: DDLCache | None = None,
+        past_key_values: DecoderCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_states: bool = False,
@@ -269,64 +261,36 @@ class DDLModel(DDLPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> DecoderOutput:
-        """`attention_mask` is (B, T), or (B, past + T) behind a cache: 1 at real tokens, 0 at padding, which lies on the left
-        when text is generated. Positions count real tokens."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        h = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        cache = past_key_values
-        checkpointing = self.gradient_checkpointing and self.training  # computes blocks twice, which a cache would remember
-        if cache is None and use_cache and not checkpointing:
-            cache = DDLCache()
-        if cache is not None and not isinstance(cache, DDLCache):
-            raise ValueError(f"this model keeps more than keys and values: give it a DDLCache, not a {type(cache).__name__}")
-        if cache is not None:
-            cache.leave_buffers()
-        past = 0 if cache is None else cache.get_seq_length()
-        length = h.shape[1]
-        if length == 0:
-            raise ValueError("an empty prompt: give at least one token")
-        if past + length > self.config.max_position_embeddings:
-            raise ValueError(f"a sequence of {past + length} tokens, but the model takes {self.config.max_position_embeddings}")
-        keep = None if attention_mask is None else attention_mask.bool()
-        if keep is not None and not torch.compiler.is_exporting():  # an exported graph cannot ask
-            # a token that is generated is real, so nobody asks about it: that would wait for the device at every token
-            generates = cache is not None and past > 0 and length == 1
-            all_real = cache.all_real if cache is not None and generates else bool(keep.all())
-            if cache is not None:
-                cache.all_real = all_real
-            keep = None if all_real else keep
-        if position_ids is None:
-            counted = None if keep is None else (keep.long().cumsum(-1) - 1).clamp(min=0)
-            position_ids = torch.arange(past, past + length, device=h.device)[None] if counted is None else counted[:, past:]
-        head_width = self.config.hidden_size // self.config.num_attention_heads
-        cos, sin = rotation(position_ids, head_width, self.config.rotary_base)
-        context = Context(cos, sin, causal_mask(keep, length, past, h.device), cache)
+        text = self.read_in(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        context = self.context(text.positions, text.past)
         if self.wants(output_hidden_states, "output_hidden_states"):
             context = replace(context, read=[])
         if self.wants(output_attentions, "output_attentions"):
             context = replace(context, watched=[])
-        histories = Histories(cache, None if keep is None else keep[:, past:])
+        histories = Histories(text.cache, text.keep)
 
         seen = output_states or output_gates or context.read is not None or context.watched is not None
-        states: list[Tensor] | None = [] if seen or checkpointing else None
+        states: list[Tensor] | None = [] if seen or self.computes_twice else None
         gates: list[Tensor] = []
         watched = [
             _watch_gate(module, gates) for module in self.modules() if output_gates and isinstance(module, DeltaResidual)
         ]
         try:
-            last = self.last_state(h, context, histories, states)
+            last = self.last_state(text.tokens, context, histories, states)
         finally:
             for handle in watched:
                 handle.remove()
         return DecoderOutput(
             last,
-            cache,
+            text.cache,
             tuple(states) if output_states and states is not None else None,
             tuple(gates) if output_gates else None,
             None if context.read is None else (*context.read, last),
             None if context.watched is None else tuple(context.watched),
         )
+
+    def context(self, positions: Tensor, past: Past) -> Context:
+        return Context(*self.rotation(positions, self.config.rotary_base), past)
 
     def last_state(self, h: Tensor, context: Context, histories: Histories, states: list[Tensor] | None = None) -> Tensor:
         """From embeddings to what the head reads. `states` is given X before the first block and after each; kernels, which
@@ -340,11 +304,18 @@ class DDLModel(DDLPreTrainedModel):
                 return last
         else:
             states.append(state)
-        for block in self.blocks:
-            state = self.through(block, state, context, histories)
+        for block, here in self.applied(context):
+            state = self.through(block, state, here, histories)
             if states is not None:
                 states.append(state)
         return self.norm(histories.apply(self.readout, state, lambda: "readout"))
+
+    def applied(self, context: Context) -> Iterator[tuple[DDLBlock, Context]]:
+        """The blocks in their order, round after round. A cache has a place for each application."""
+        for number in range(self.config.num_rounds):
+            here = replace(context, past=context.past.at(number * len(self.blocks)))
+            for block in self.blocks:
+                yield block, here  # type: ignore[misc]
 
     @property
     def _compresses_over_tokens(self) -> bool:
@@ -364,7 +335,7 @@ class DDLModel(DDLPreTrainedModel):
             return None
         if self.config.residual == "additive" or not all(untouched(block) for block in self.blocks):
             return None
-        sublayers = [one for block in self.blocks for one in block.sublayers(context)]  # type: ignore[operator]
+        sublayers = [one for block, here in self.applied(context) for one in block.sublayers(here)]
         sublayers.append(Sublayer(self.readout, self.norm))
         return delta_stream.run(state, sublayers) if delta_stream.takes(state, sublayers) else None
 
@@ -376,10 +347,9 @@ def _watch_gate(residual: DeltaResidual, into: list[Tensor]) -> Any:
     return residual.register_forward_hook(see)
 
 
-class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
+class DDLForCausalLM(DDLPreTrainedModel, CausalLMBase):
     """A Deep Delta decoder that predicts the next token."""
 
-    accepts_loss_kwargs = True  # HF Trainer: we divide by `num_items_in_batch` ourselves
     _tied_weights_keys: ClassVar[dict[str, str]] = {"head.weight": "model.embeddings.weight"}
 
     def __init__(self, config: DDLConfig):
@@ -394,10 +364,9 @@ class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.head = value  # type: ignore[assignment]
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        """`generate` leaves the cache to the first forward pass: it must be a DDLCache."""
-        return False
+    def next_logits(self, ids: Tensor, positions: Tensor, past: Past, real: Tensor) -> Tensor:
+        context = self.model.context(positions, past)
+        return self.head(self.model.last_state(self.model.embeddings(ids), context, Histories(past.cache, real)))
 
     @can_return_tuple
     def forward(
@@ -405,7 +374,7 @@ class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: DDLCache | None = None,
+        past_key_values: DecoderCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -419,29 +388,18 @@ class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutput:
         """`labels` are the tokens themselves, (B, T), −100 where nothing is predicted; they are shifted here. `logits_to_keep`
         limits logits to the last so many tokens, or to these; `output_logits=False` leaves them out."""
-        if use_cache is None:
-            generates = not self.training and labels is None and not torch.compiler.is_exporting()  # a graph holds no cache
-            use_cache = self.config.use_cache and generates
-        shown = (
-            output_states
-            or output_gates
-            or any(
-                self.model.wants(asked, key)
-                for asked, key in ((output_hidden_states, "output_hidden_states"), (output_attentions, "output_attentions"))
-            )
-        )
-        plain = labels is None and output_logits and not shown and not torch.is_grad_enabled()
-        if plain and isinstance(past_key_values, DDLCache) and input_ids is not None and input_ids.shape[1] == 1:
-            next_logits = recorded_step(self, past_key_values, input_ids, attention_mask, position_ids)
-            if next_logits is not None:
-                return CausalLMOutput(None, next_logits, past_key_values)
+        asked = output_states or output_gates or output_hidden_states or output_attentions
+        more = labels is not None or not output_logits or bool(asked)
+        step = self.recorded(past_key_values, input_ids, attention_mask, position_ids, more)
+        if step is not None:
+            return CausalLMOutput(None, step, past_key_values)
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
+            use_cache=self.caches(use_cache, labels),
             output_states=output_states,
             output_gates=output_gates,
             output_hidden_states=output_hidden_states,
@@ -449,24 +407,12 @@ class DDLForCausalLM(DDLPreTrainedModel, GenerationMixin):
             return_dict=True,
         )
         h = out.last_hidden_state
-        logits = None
         loss = None if labels is None else next_token_loss(h, self.head, labels, num_items_in_batch)
-        if output_logits:
-            logits = self.head(h[:, slice(-logits_to_keep, None)] if isinstance(logits_to_keep, int) else h[:, logits_to_keep])
-        more = (out.past_key_values, out.states, out.gates, out.hidden_states, out.attentions)
-        return CausalLMOutput(loss, logits, *more)
+        logits = self.head(kept(h, logits_to_keep)) if output_logits else None
+        return CausalLMOutput(loss, logits, out.past_key_values, out.states, out.gates, out.hidden_states, out.attentions)
 
 
-class DDLForSequenceClassification(GenericForSequenceClassification, DDLPreTrainedModel):
-    """Reads the last token that is no padding, as transformers' decoders do."""
+class DDLForSequenceClassification(TextClassifierBase, DDLPreTrainedModel):
+    """A Deep Delta decoder that classifies whole texts, by its last token."""
 
-    accepts_loss_kwargs = False  # a mean over the batch, which HF Trainer averages itself
-
-    def __init__(self, config: DDLConfig):
-        super(GenericForSequenceClassification, self).__init__(
-            config
-        )  # theirs asks the Auto classes, which do not know remote code
-        self.num_labels = config.num_labels
-        self.model = DDLModel(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
-        self.post_init()
+    model_class = DDLModel

@@ -70,13 +70,14 @@ def check_masked(loaded: Loaded[Any], of_decoders: str | None = None) -> None:
     check_masks(loaded.tokenizer, str(loaded.checkpoint))
 
 
-def check_num_steps(model: MaskedLMBase, num_steps: int | None) -> None:
+def check_num_steps(model: PreTrainedModel, num_steps: int | None) -> None:
     if num_steps is None:
         return
     has_steps = kind_of(model).has_steps
+    fewest = 1 if kind_of(model).causal else 0  # a decoder that reads nothing of the text before has no keys to keep
     most = MOST if has_steps else model.config.num_hidden_layers
-    if not 0 <= num_steps <= most:
-        raise UserError(f"--num-steps {num_steps}: this model takes 0 to {most:,}")
+    if not fewest <= num_steps <= most:
+        raise UserError(f"--num-steps {num_steps}: this model takes {fewest} to {most:,}")
     if has_steps:
         note_untrained_steps(num_steps, model.config)
     elif num_steps < most:

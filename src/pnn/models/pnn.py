@@ -136,14 +136,15 @@ class PNNModel(EncoderBase):
         steps = self.config.num_steps if num_steps is None else num_steps
         for step in range(steps):
             refiner = self.refiners[schedule[step % len(schedule)]]
+            here = layout.at_step(step)
             if details:
-                refinement = refiner.refine(h, layout)
+                refinement = refiner.refine(h, here)
                 h = h + refinement.delta
                 deltas.append(refinement.delta)
                 if refinement.gate is not None:
                     gates.append(refinement.gate)
             else:
-                h = self.through(refiner, h, layout, last_at if step == steps - 1 else None)
+                h = self.through(refiner, h, here, last_at if step == steps - 1 else None)
             states.append(h)
         return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=tuple(deltas), gates=tuple(gates))
 

@@ -47,6 +47,7 @@ from pnn.models.pnn import (
     PNNForTokenClassification,
     PNNModel,
 )
+from pnn.models.pnn_causal import PNNCausalConfig, PNNCausalForSequenceClassification, PNNCausalModel, PNNForCausalLM
 from pnn.nn.updates import UPDATES
 
 
@@ -96,7 +97,8 @@ def _of_layers(config: BertBaselineConfig) -> str:
 
 def _of_delta_residuals(config: DDLConfig) -> str:
     settings = f"residual: {config.residual}, value channels: {config.value_channels}"
-    return f"A Deep Delta Learning decoder of {config.num_hidden_layers} layers ({settings})."
+    times = "" if config.num_rounds == 1 else f", applied {config.num_rounds} times one after the other"
+    return f"A Deep Delta Learning decoder of {config.num_hidden_layers} layers{times} ({settings})."
 
 
 ENTRIES = {
@@ -132,6 +134,15 @@ ENTRIES = {
             AutoModelForSequenceClassification: DDLForSequenceClassification,
         },
         _of_delta_residuals,
+    ),
+    "pnn_causal": Entry(
+        PNNCausalConfig,
+        {
+            AutoModel: PNNCausalModel,
+            AutoModelForCausalLM: PNNForCausalLM,
+            AutoModelForSequenceClassification: PNNCausalForSequenceClassification,
+        },
+        lambda config: _of_refiners(config).replace("A Plastic", "A causal Plastic", 1),
     ),
 }
 

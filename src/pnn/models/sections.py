@@ -30,6 +30,7 @@ SIZES = (
     "num_attention_heads",
     "max_position_embeddings",
     "num_steps",
+    "num_rounds",
 )
 PLAIN = (bool, int, float, str, type(None))  # what a YAML file can say
 
@@ -39,7 +40,7 @@ def model_config(section: dict[str, Any], vocab_size: int | None = None, **defau
     check_counts(section, "model")
     kind, section = kinds.of_section(section), {key: value for key, value in section.items() if key != "type"}
     config_class: Any = ENTRIES[kind.type].config if kind.ours else _decoder_config(section.pop("architecture", None))
-    hints = inspect.get_annotations(config_class, eval_str=True)  # the architecture's own fields, not the base class's
+    hints = _own_fields(config_class)
     check_keys(section, hints, "model")
     values = {key: typed(value, _plain(hints[key]), f"model.{key}") for key, value in section.items()}
     for size in (config_class.attribute_map.get(name, name) for name in SIZES):
@@ -58,6 +59,12 @@ def model_config(section: dict[str, Any], vocab_size: int | None = None, **defau
     if kind_of(config).causal != kind.causal:
         raise UserError(f"model.architecture: a {config.model_type} model sees the tokens that it predicts: set is_decoder")
     return config
+
+
+def _own_fields(config_class: Any) -> dict[str, Any]:
+    """The architecture's, not those that every config of transformers has."""
+    classes = [one for one in reversed(config_class.__mro__) if issubclass(one, PreTrainedConfig) and one.model_type]
+    return {key: hint for one in classes for key, hint in inspect.get_annotations(one, eval_str=True).items()}
 
 
 def _decoder_config(name: Any) -> Any:

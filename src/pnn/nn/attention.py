@@ -2,7 +2,8 @@
 
     Attn(h) = W_o · concat_i softmax(q_i k_iᵀ / √d_head) v_i,   (q, k, v) = split(W_qkv h)
 
-With rotary positions q_i and k_i are first turned by their token's place (`rotary`).
+With rotary positions q_i and k_i are first turned by their token's place (`rotary`). In a decoder a token sees what came before
+it (`causal`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from torch import Tensor, nn
 
 from pnn.nn import fast
+from pnn.nn.causal import attention_weights
 from pnn.nn.packing import Layout, only_at, rows_of
 
 
@@ -37,7 +39,7 @@ class SelfAttention(nn.Module):
 
     def context(self, h: Tensor, layout: Layout) -> Tensor:
         """concat_i softmax(q_i k_iᵀ / √d_head) v_i."""
-        if layout.watched is not None:
+        if layout.watched is not None and layout.past is None:
             layout.watched.append(self.weights(h, layout)[0])
         dropout = self.attention_dropout if self.training else 0.0
         return fast.attention(self.projected(h, layout), layout, dropout).flatten(-2)
@@ -49,8 +51,11 @@ class SelfAttention(nn.Module):
 
     def weights(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
         """softmax(q_i k_iᵀ / √d_head), (sequences, heads, length, length), and which tokens are real. For whoever studies
-        attention: no fast form has these numbers."""
+        attention: no fast form has these numbers. A decoder's are of a text without cache."""
         qkv, keep = self.projected(h, layout), layout.keep
+        if layout.past is not None:
+            q, k, _ = qkv.permute(2, 0, 3, 1, 4)
+            return attention_weights(q, k, layout.past.mask), keep
         if layout.cu_seqlens is None:
             q, k, _ = qkv.permute(2, 0, 3, 1, 4)
         else:

@@ -10,14 +10,13 @@ of the MLP.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pnn.nn.causal import Past, attention_weights, causal_attention
 from pnn.nn.rotary import rotate
 
 
@@ -33,35 +32,15 @@ class RMSNorm(nn.Module):
         return (self.weight * y).to(x.dtype)
 
 
-class KeyValues(Protocol):
-    """Where keys and values of earlier tokens are kept: takes new ones, (B, heads, T, width), and returns all."""
-
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]: ...
-
-
 @dataclass(frozen=True)
 class Context:
     """What attention has to know about a batch: rotations of its positions, what may be seen, and what came before."""
 
     cos: Tensor
     sin: Tensor
-    mask: Tensor | None = None  # (B, 1, T, all tokens) bool; None: causal
-    cache: KeyValues | None = None
+    past: Past
     watched: list[Tensor] | None = None  # attention leaves its weights here, where somebody asked for them
     read: list[Tensor] | None = None  # and each block what it reads of the state
-
-
-def causal_mask(keep: Tensor | None, length: int, past: int, device: torch.device) -> Tensor | None:
-    """Who sees whom: tokens themselves and those before them, never padding. `keep`: (B, past + length), True at real tokens.
-    None where the plain causal order, or seeing everything, says it all."""
-    if keep is None and (past == 0 or length == 1):
-        return None
-    order = torch.ones(length, past + length, dtype=torch.bool, device=device).tril(past)
-    if keep is None:
-        return order[None, None]
-    # a padding token sees itself, so that no row of a softmax is empty
-    own = torch.eye(length, past + length, dtype=torch.bool, device=device).roll(past, 1)
-    return (order & keep[:, None, :] | own)[:, None]
 
 
 class CausalAttention(nn.Module):
@@ -84,18 +63,13 @@ class CausalAttention(nn.Module):
     def attended(self, qkv: Tensor, context: Context) -> Tensor:
         """Everything after the first product."""
         batch, length, _ = qkv.shape
+        past = context.past
+        if past.cache is not None:
+            past = past.at(past.place + self.layer)
         if self.num_heads == 0:
-            if context.cache is not None:  # the first layer's cache says how long the text is: it needs something to count
-                nothing = qkv.new_zeros(batch, 1, length, 1)
-                context.cache.update(nothing, nothing, self.layer)
+            past.count(qkv)
             return self.out(qkv.new_zeros(batch, length, 0))
-        q, k, v = self.rotated(qkv, context)
-        if context.cache is not None:
-            k, v = context.cache.update(k, v, self.layer)
-        if context.watched is not None:
-            context.watched.append(attention_weights(q, k, context.mask))
-        causal = context.mask is None and length == k.shape[2] and length > 1
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, is_causal=causal)
+        out = causal_attention(*self.rotated(qkv, context), past, watched=context.watched)
         return self.out(out.transpose(1, 2).reshape(batch, length, -1))
 
     def rotated(self, qkv: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,16 +82,7 @@ class CausalAttention(nn.Module):
     def weights(self, c: Tensor, context: Context) -> Tensor:
         """Of a text without cache, (B, heads, T, T)."""
         q, k, _ = self.rotated(self.qkv(c), context)
-        return attention_weights(q, k, context.mask)
-
-
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q_i k_iᵀ / √d_head + causal), (B, heads, T, all tokens). For whoever studies attention: no fast form has them."""
-    logits = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
-    if mask is None:
-        length, tokens = logits.shape[-2:]
-        mask = torch.ones(length, tokens, dtype=torch.bool, device=q.device).tril(tokens - length)
-    return logits.masked_fill(~mask, -math.inf).softmax(-1)
+        return attention_weights(q, k, context.past.mask)
 
 
 class SwiGLU(nn.Module):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pnn import kernels
 from pnn.kernels import short_rows
+from pnn.nn.causal import causal_attention
 from pnn.nn.feed_forward import FeedForward
 from pnn.nn.gating import QueryKeyGate
 from pnn.nn.packing import Layout, only_at, packed_attention, padded_attention, rows_of
@@ -244,7 +245,12 @@ def attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
     """softmax(q_i k_iᵀ / √d_head) v_i of every head: (…, 3, heads, d_head) → (…, heads, d_head), by the fastest form that
     computes it."""
     if qkv.shape[-2] == 0:
+        if layout.past is not None:
+            layout.past.count(qkv)
         return qkv.select(-3, 0)  # no heads: W_o of nothing is its bias
+    if layout.past is not None:
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(-3))
+        return causal_attention(q, k, v, layout.past, dropout, layout.watched).transpose(1, 2)
     if layout.cu_seqlens is None:
         q, k, v = qkv.unbind(-3)
         return padded_attention(q, k, v, layout.keep, dropout)

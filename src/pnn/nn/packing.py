@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from pnn.nn.causal import Past
 
 ROW_MULTIPLE = 16  # what a CPU takes at once: torch's attention over rows of 31 is half as fast as over rows of 32
 
@@ -58,6 +60,11 @@ class Layout:
     rows: Rows | None = None  # the packed sequences as rows, where attention will need them
     rotation: tuple[Tensor, Tensor] | None = None  # cos and sin of rotary positions, where a model has them
     watched: list[Tensor] | None = None  # attention leaves its weights here, where somebody asked for them
+    past: Past | None = None  # in a decoder, whose rows are padded by its mask and not by `keep`
+
+    def at_step(self, step: int) -> Layout:
+        """A decoder's cache has keys and values of every step."""
+        return self if self.past is None else replace(self, past=self.past.at(step))
 
     def sequence_starts(self, tokens: int) -> Tensor:
         """For each packed token, the index at which its sequence begins."""

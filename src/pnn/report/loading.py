@@ -84,11 +84,14 @@ class Run(Generic[E]):
     def _describe_decoder(self) -> str:
         """In words: delta residual, 4 channels, channel compressor, 12 layers."""
         model = self.model or {}
+        if self.model is not None and self.kind.has_steps:
+            return f"{self.kind.family}, {anatomy(self.model).describe()}"
         if "residual" not in model:
             return self.kind.family
         channels = model["value_channels"]
         state = "a vector state" if channels == 1 else f"{channels} channels, {model['compressor']} compressor"
-        return f"{model['residual'].replace('_', '-')} residual, {state}, {model['num_hidden_layers']} layers"
+        layers = f"{model['num_hidden_layers']} layers" + (f" × {rounds}" if (rounds := model.get("num_rounds", 1)) > 1 else "")
+        return f"{model['residual'].replace('_', '-')} residual, {state}, {layers}"
 
 
 MaskedRun = Run[MaskedEvaluation]

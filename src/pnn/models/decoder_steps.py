@@ -14,11 +14,10 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from pnn.models.ddl_cache import DDLCache, Histories
-from pnn.nn.decoder import Context
+from pnn.models.decoder_cache import DecoderCache
+from pnn.nn.causal import Past
 from pnn.nn.fast import kernels_compute, products_in
 from pnn.nn.recording import Recording, room_to_record, where_weights_lie
-from pnn.nn.rotary import rotation
 
 ROOM = 128  # tokens at least that buffers have room for beyond those that are there
 MOST = 4  # sizes of buffers that stay with a model
@@ -27,7 +26,7 @@ MOST = 4  # sizes of buffers that stay with a model
 class Steps:
     """Steps of one token for texts of one number, with room for `capacity` tokens each."""
 
-    def __init__(self, cache: DDLCache, capacity: int):
+    def __init__(self, cache: DecoderCache, capacity: int):
         first = cache.layers[0].keys
         batch, device = len(first), first.device
 
@@ -41,7 +40,7 @@ class Steps:
         self.ids, self.positions = (torch.zeros(batch, 1, dtype=torch.long, device=device) for _ in range(2))
         self.real = torch.ones(batch, 1, dtype=torch.bool, device=device)
         self.at = torch.zeros(1, dtype=torch.long, device=device)
-        self.owner: ReferenceType[DDLCache] | None = None
+        self.owner: ReferenceType[DecoderCache] | None = None
         self.recording: Recording | None = None
 
     # What a decoder asks of a cache ----------------------------------------------------------------------------------
@@ -56,7 +55,7 @@ class Steps:
 
     # Contents ---------------------------------------------------------------------------------------------------------
 
-    def take(self, cache: DDLCache, keep: Tensor | None) -> None:
+    def take(self, cache: DecoderCache, keep: Tensor | None) -> None:
         """`keep`: (B, tokens so far), False at padding."""
         self.length = cache.layers[0].keys.shape[2]
         for mine, theirs in ((self.keys, "keys"), (self.values, "values")):
@@ -68,7 +67,7 @@ class Steps:
         self.seen[:, : self.length] = True if keep is None else keep
         self.owner = ref(cache)
 
-    def give_back(self, cache: DDLCache) -> None:
+    def give_back(self, cache: DecoderCache) -> None:
         for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True):
             layer.keys, layer.values = (x[:, :, : self.length].clone() for x in (keys, values))
         cache.histories = {name: history.clone() for name, history in self.histories.items()}
@@ -78,11 +77,8 @@ class Steps:
 
     def run(self, model: Any) -> Tensor:
         """Logits of the next token, (B, 1, vocabulary)."""
-        config = model.config
         self.seen.index_copy_(1, self.at, self.real)
-        cos, sin = rotation(self.positions, config.hidden_size // config.num_attention_heads, config.rotary_base)
-        context = Context(cos, sin, self.seen[:, None, None], self)
-        return model.head(model.model.last_state(model.model.embeddings(self.ids), context, Histories(self, self.real)))
+        return model.next_logits(self.ids, self.positions, Past(self.seen[:, None, None], self), self.real)
 
     def feed(self, ids: Tensor, positions: Tensor | None, real: Tensor | None) -> None:
         """One more token for each text."""
@@ -102,7 +98,7 @@ _STEPS: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], dict[Any, Steps]]] =
 
 
 def recorded_step(
-    model: Any, cache: DDLCache, ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None
+    model: Any, cache: DecoderCache, ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None
 ) -> Tensor | None:
     """The logits of a step of one token, if it can be recorded; else None, and the cache is as it was."""
     if cache.steps is not None and cache.steps.length == cache.steps.capacity:
@@ -125,7 +121,7 @@ def capacity_for(tokens: int, most: int) -> int:
     return min(most, 1 << (tokens + ROOM - 1).bit_length())
 
 
-def _steps_for(model: Any, cache: DDLCache) -> Steps | None:
+def _steps_for(model: Any, cache: DecoderCache) -> Steps | None:
     """Buffers that fit this cache and that no other one is using, with their recording."""
     device, tokens = model.device, cache.get_seq_length()
     dtype = products_in(device, model.dtype)

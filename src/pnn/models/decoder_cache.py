@@ -1,4 +1,4 @@
-"""What a DDL decoder remembers of the tokens before: keys and values, and what its convolutions over tokens read."""
+"""What a decoder remembers of the tokens before: keys and values, and what its convolutions over tokens read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from transformers import DynamicCache
 from pnn.nn.delta_rule import InputExpansion, TokenCompressor
 
 
-class DDLCache(DynamicCache):
+class DecoderCache(DynamicCache):
     """Keys and values, and for convolutions over tokens the last few steps of what each of them reads. While text is generated
-    on a GPU all of it may lie in the buffers of recorded `steps` (`ddl_steps`)."""
+    on a GPU all of it may lie in the buffers of recorded `steps` (`decoder_steps`)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.histories: dict[str, Tensor] = {}
         self.all_real = True  # no padding so far
-        self.steps: Any = None  # a `ddl_steps.Steps`
+        self.steps: Any = None  # a `decoder_steps.Steps`
         self.may_record = True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -87,7 +87,7 @@ class Histories:
     for only then: a name in compiled code would make it one for each layer."""
 
     def __init__(self, cache: Any, keep: Tensor | None):
-        """`cache`: anything with a DDLCache's `swap_history`, or None."""
+        """`cache`: anything with a DecoderCache's `swap_history`, or None."""
         self.cache, self.keep = cache, keep
 
     def apply(self, module: nn.Module, x: Tensor, name: Callable[[], str]) -> Tensor:
