@@ -96,7 +96,7 @@ def config_of(name: str, size: Size, rate: float | None = None) -> dict[str, Any
 
 
 def best_rates(sweep: Path) -> dict[str, float]:
-    """Of each family, the rate with the lowest loss on the held-out text. The arms of the sweep: <family>_once learning_rate=…"""
+    """Of each family, the rate with the lowest loss on the held-out text. Arms of the sweep: <family>_once learning_rate=…"""
     found: dict[str, dict[float, float]] = {}
     for arm in read_json(sweep)["arms"]:
         family, rate = arm["name"].split("_once learning_rate=")
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--rates", type=Path)
     asked = parser.parse_args()
     rates = best_rates(asked.rates) if asked.rates else {}
+    asked.folder.mkdir(parents=True, exist_ok=True)
     for name, arm in ARMS.items():
         config = config_of(name, SIZES[asked.size], rates.get(arm.family))
         write_text(asked.folder / f"{name}.yaml", yaml.safe_dump(config, sort_keys=False))

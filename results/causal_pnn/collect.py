@@ -97,11 +97,8 @@ def main() -> None:
     rates = best_rates(folder / "rates" / "sweep.json")
     first = read_environment(runs_of("additive_once", folder)[0])
     seeds = min(len(one["loss_by_seed"]) for one in rows.values())
-    departures = [
-        f"{family}: {rate:g} lies at the edge of the rates"
-        for family, rate in rates.items()
-        if rate in (min(RATES), max(RATES))
-    ]
+    edges = [family for family, rate in rates.items() if rate in (min(RATES), max(RATES))]
+    departures = [f"{family}: {rates[family]:g} lies at the edge of the rates" for family in edges]
     departures += [f"{name}: {len(one['loss_by_seed'])} seeds" for name, one in rows.items() if len(one["loss_by_seed"]) != 3]
     result = {
         "question": "Do causal PNNs and loops of Deep Delta blocks predict text better than an additive decoder of equal "
