@@ -25,7 +25,7 @@ from pnn.config import (
     with_overrides,
 )
 from pnn.errors import UserError, did_you_mean
-from pnn.models import BertBaselineConfig, DDLConfig, PNNConfig
+from pnn.models import BertBaselineConfig, DDLConfig, PNNCausalConfig, PNNConfig
 from pnn.models.sections import model_config
 
 NAMES = (
@@ -68,7 +68,7 @@ def test_a_shipped_config_loads_and_its_model_section_builds(name):
     config = load_config(name)
     assert config.name == name
     built = model_config(config.model)
-    ours = {"bert": BertBaselineConfig, "pnn": PNNConfig, "ddl": DDLConfig}
+    ours = {"bert": BertBaselineConfig, "pnn": PNNConfig, "ddl": DDLConfig, "pnn_causal": PNNCausalConfig}
     kind = config.model["type"]
     assert isinstance(built, ours[kind]) if kind in ours else built.model_type == config.model["architecture"]
     for key, value in config.model.items():

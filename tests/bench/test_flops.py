@@ -58,3 +58,17 @@ def test_a_decoder_attends_to_half_of_its_row_and_predicts_every_token_but_the_f
     rewriting = model_config(load_config("ddl_small").model)
     more = training_flops(rewriting, 512.5, 1023 / 1024) - wanted
     assert more == pytest.approx(6 * 12 * 2 * 768 * 5)  # what four values and a gate are made from, in each sublayer
+
+
+def test_a_causal_pnns_refiner_costs_what_a_layer_does_and_a_round_what_its_layers_do():
+    shared = {"vocab_size": 500, "hidden_size": 96, "num_attention_heads": 2}
+    layers = pnn.DDLConfig(**shared, num_hidden_layers=6, residual="additive", value_channels=1)
+    rounds = pnn.DDLConfig(**shared, num_hidden_layers=3, num_rounds=2, residual="additive", value_channels=1)
+    last_only = [0.0] * 5 + [1.0]
+    refiners = pnn.PNNCausalConfig(
+        **shared, ffn="geglu", intermediate_size=192, schedule=[0, 1, 2] * 2, step_weights=last_only, update="rewrite"
+    )
+    counted = [training_flops(one, 32, 1.0) for one in (layers, rounds, refiners)]
+    assert counted == pytest.approx([counted[0]] * 3)
+    every_step = pnn.PNNCausalConfig(**shared, ffn="geglu", intermediate_size=192, schedule=[0, 1, 2] * 2, update="rewrite")
+    assert training_flops(every_step, 32, 1.0) - counted[0] == pytest.approx(6 * 5 * 96 * 500)

@@ -30,6 +30,15 @@ def batch_of(lengths, seed=0, vocabulary=SMALL["vocab_size"]):
     return pack(ids, np.array(lengths), np.zeros(len(lengths), np.int64))
 
 
+def causal_pnn(**changes):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    config = pnn.PNNCausalConfig(
+        **sizes, **{"update": "rewrite", "schedule": [0, 1], "head_transform": True, "max_position_embeddings": 200, **changes}
+    )
+    return shake(pnn.PNNForCausalLM(config))
+
+
 def decoder(**changes):
     torch.manual_seed(0)
     sizes = {"vocab_size": 60, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
@@ -87,8 +96,12 @@ def test_filling_a_bucket_changes_no_state(name, lengths):
     assert torch.allclose(plain[0], padded[0, : len(at)], atol=1e-6)
 
 
-def test_rows_of_a_decoder_are_filled_up_at_their_end():
-    model, batch, at = decoder(), batch_of((70, 9, 33)), torch.tensor([0, 69, 70, 78, 79, 111])
+both_decoders = pytest.mark.parametrize("of", [decoder, causal_pnn])
+
+
+@both_decoders
+def test_rows_of_a_decoder_are_filled_up_at_their_end(of):
+    model, batch, at = of(), batch_of((70, 9, 33)), torch.tensor([0, 69, 70, 78, 79, 111])
     filled = RowsShape.bucket(batch, at, 200)
     assert filled == (3, 80, 15)
     assert RowsShape.bucket(batch, at, 72).length == 72  # never more than the model takes
@@ -193,9 +206,10 @@ def test_dev_sets_are_read_packed_and_give_what_the_model_gives_padded(choices):
     assert sum(rows_of_last_step(model, lambda: outputs(model, plan, encoded))) == len(ids)
 
 
-def test_requests_get_lm_evals_answers_with_logits_where_they_are_asked_for(tmp_path):
+@both_decoders
+def test_requests_get_lm_evals_answers_with_logits_where_they_are_asked_for(of, tmp_path):
     lm_eval = pytest.importorskip("lm_eval.models.huggingface")
-    model = decoder(max_position_embeddings=24)
+    model = of(max_position_embeddings=24)
     lm = lm_eval.HFLM(
         pretrained=model, tokenizer=of_synthetic_language(64), backend="causal", batch_size=3, max_length=24, device="cpu"
     )

@@ -80,6 +80,25 @@ def test_architecture_draws_every_step_and_every_reuse() -> None:
     assert "12 distinct layers" in texts(figure)
 
 
+def test_architecture_draws_decoders_with_what_is_read_after_their_steps() -> None:
+    looped = {"model_type": "ddl", "num_hidden_layers": 3, "num_rounds": 2}
+    causal = {"model_type": "pnn_causal", "num_steps": 4, "schedule": [0, 1, 0, 1], "update": "rewrite"}
+    losses = [8.2, 1.5, 1.25, 1.0, 0.9]
+    measured = {"parameters": 1000, "anatomy": {"embeddings": 100, "block": 200, "head": 0}}
+    figure = architecture(
+        {"looped": looped, "causal": causal},
+        {
+            "looped": measured | {"model_type": "ddl", "loss": 1.0},
+            "causal": measured | {"model_type": "pnn_causal", "loss": 0.9, "loss_by_step": losses},
+        },
+    )
+    assert len(boxes(figure)) == (6 + 2) + (4 + 2)
+    assert dashed_arrows(figure) == 3 + 2
+    assert texts(figure).count("Layer 3") == 2
+    assert [f"{loss:.3f}" for loss in losses] == [text for text in texts(figure) if re.fullmatch(r"\d\.\d{3}", text)]
+    assert any("2 rewrite refiners in 4 steps" in text for text in texts(figure))
+
+
 def test_architecture_same_colour_means_same_weights() -> None:
     figure = architecture({"pnn": PNN | {"schedule": [0, 1, 2, 3, 0, 1, 2, 3], "num_steps": 8}})
     shades = [box.get_facecolor() for box in boxes(figure)][1:-1]  # without embeddings and head

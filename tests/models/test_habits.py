@@ -44,7 +44,12 @@ from pnn.models.registry import distinct_blocks
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "huggingface.md"
 LINES = list(synthetic.paragraphs(8, seed=0))
 TEXT = " ".join(LINES[0].split()[:6])
+REORGANISED = ["PNN", "BERT baseline", "DDL"]
 PROJECTIONS = ["qkv", "out", "up", "down"]
+
+
+def is_decoder(name: str) -> bool:
+    return "DDL" in name or "causal" in name
 
 
 @dataclass
@@ -56,7 +61,7 @@ class Subject:
 
     @property
     def causal(self) -> bool:
-        return "DDL" in self.name
+        return is_decoder(self.name)
 
     @property
     def reorganised(self) -> bool:
@@ -90,8 +95,9 @@ def subjects(tmp_path_factory) -> dict[str, Subject]:
         "PNN": pnn.PNNForMaskedLM(pnn.PNNConfig(**size, schedule=[0, 1, 0])),
         "BERT baseline": pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**size, num_hidden_layers=3)),
         "DDL": pnn.DDLForCausalLM(pnn.DDLConfig(**decoder, num_hidden_layers=2, compressor="token")),
+        "causal PNN": pnn.PNNForCausalLM(pnn.PNNCausalConfig(**size | ends, schedule=[0, 1, 0])),
     }
-    models |= {f"reorganised {name}": pnn.plasticity.prune(shake(model), [(0, 1)]) for name, model in models.items()}
+    models |= {f"reorganised {name}": pnn.plasticity.prune(shake(models[name]), [(0, 1)]) for name in REORGANISED}
     found = {}
     for name, model in models.items():
         folder = tmp_path_factory.mktemp("habits") / name.replace(" ", "_")
@@ -582,12 +588,12 @@ def exported(subject):
 
 # What is done with them -----------------------------------------------------------------------------------------------
 
-NAMES = ["PNN", "BERT baseline", "DDL", "reorganised PNN", "reorganised BERT baseline", "reorganised DDL"]
+NAMES = ["PNN", "BERT baseline", "DDL", "causal PNN", *(f"reorganised {name}" for name in REORGANISED)]
 TRIED = [
     (name, subject)
     for name, one in HABITS.items()
     for subject in NAMES
-    if (one.decoders if "DDL" in subject else one.encoders) is not None
+    if (one.decoders if is_decoder(subject) else one.encoders) is not None
 ]
 
 
@@ -613,7 +619,7 @@ def cell(said: str | None) -> str:
 
 def test_the_page_has_every_habit():
     rows = [f"| {name} | {cell(one.encoders)} | {cell(one.decoders)} |" for name, one in HABITS.items()]
-    table = "\n".join(["| habit | PNN, BERT baseline | DDL |", "|---|---|---|", *rows])
+    table = "\n".join(["| habit | PNN, BERT baseline | DDL, causal PNN |", "|---|---|---|", *rows])
     assert table in PAGE.read_text(encoding="utf-8"), f"the table of {PAGE.name} should be:\n\n{table}"
 
 

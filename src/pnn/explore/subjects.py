@@ -42,7 +42,8 @@ class Subject:
     @property
     def rewrites(self) -> bool:
         model = self.loaded.model
-        return isinstance(model, DDLForCausalLM) and model.config.residual != "additive"
+        known = isinstance(model, DDLForCausalLM) and model.config.num_rounds == 1
+        return known and model.config.residual != "additive"
 
     @property
     def reorganises(self) -> bool:
