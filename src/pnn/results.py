@@ -202,6 +202,7 @@ class MaskedEvaluation(Measured, MaskedText):
 
 
 class CausalEvaluation(Measured, CausalText):
+    anatomy: NotRequired[dict[str, int]]  # parameters of each part
     sets: NotRequired[dict[str, CausalText]]
     average: NotRequired[CausalEvaluation]
     tasks: NotRequired[Tasks]

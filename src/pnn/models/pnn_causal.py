@@ -75,7 +75,7 @@ class PNNCausalModel(PNNCausalPreTrainedModel, PNNModel, DecoderBase):
         EncoderBase.compile_blocks(self, with_kernels)
 
     @can_return_tuple
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
