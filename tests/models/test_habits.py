@@ -95,7 +95,7 @@ def subjects(tmp_path_factory) -> dict[str, Subject]:
         "PNN": pnn.PNNForMaskedLM(pnn.PNNConfig(**size, schedule=[0, 1, 0])),
         "BERT baseline": pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**size, num_hidden_layers=3)),
         "DDL": pnn.DDLForCausalLM(pnn.DDLConfig(**decoder, num_hidden_layers=2, compressor="token")),
-        "causal PNN": pnn.PNNForCausalLM(pnn.PNNCausalConfig(**size | ends, schedule=[0, 1, 0])),
+        "causal PNN": pnn.PNNForCausalLM(pnn.PNNCausalConfig(**size | ends, schedule=[0, 1, 0], initializer_range=0.2)),
     }
     models |= {f"reorganised {name}": pnn.plasticity.prune(shake(models[name]), [(0, 1)]) for name in REORGANISED}
     found = {}

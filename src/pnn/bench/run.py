@@ -95,9 +95,9 @@ def check(runs: list[RunConfig], what: list[str], against: list[str]) -> None:
         if run.kind.type == "transformers":
             raise UserError(f"{run.name}: a decoder of transformers has no row here (benchmarks/heads.py times attention)")
         of_decoders = set(what) <= {"train", "generate"}
-        if run.kind.type == "ddl" and not of_decoders:
+        if run.kind.causal and not of_decoders:
             raise UserError(f"--what {','.join(what)}: of decoders only train and generate are timed")
-        if run.kind.type != "ddl" and "generate" in what:
+        if not run.kind.causal and "generate" in what:
             raise UserError(f"--what generate: {run.name} is no decoder")
     if len({training.device_of(run).type for run in runs}) > 1:
         raise UserError("training.device differs between the configs: time them in two runs")

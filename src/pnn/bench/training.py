@@ -180,7 +180,7 @@ def row_name(run: RunConfig) -> str:
     """What a row is called: the architecture, and of a decoder what carries its state."""
     config = model_config(run.model)
     if isinstance(config, PNNConfig) and config.update == "rewrite":
-        return "pnn rewrite"
+        return f"{run.kind.type} rewrite"
     if not isinstance(config, DDLConfig):
         return run.kind.type
     carrier = "scalar" if config.value_channels == 1 else config.compressor

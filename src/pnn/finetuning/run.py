@@ -197,7 +197,7 @@ def _one_task(subject: Subject, data: TaskData, folder: Path, asked: dict[str, A
     for one in tuned:
         model.load_state_dict(one.weights)
         by_seed.append(predicted(model, plan, plan.dev))
-        if kind_of(subject.config).has_steps:
+        if kind_of(subject.config).has_steps and kind_of(subject.config).masked:
             by_step.append(metrics_by_step(model, plan))
     model.load_state_dict(best.weights)
 
