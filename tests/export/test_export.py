@@ -102,7 +102,7 @@ def test_remote_code_needs_nothing_of_ours(kind):
                 modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
                 assert not any(module.split(".")[0] in ("pnn", "triton") for module in modules), name
     assert "nn_fast" in files
-    assert ("nn_refiner" in files) == (kind == "pnn")  # only what is needed
+    assert ("nn_refiner" in files) == (kind in ("pnn", "pnn_causal"))  # only what is needed
 
 
 def test_a_plain_folder_has_the_model_the_tokenizer_and_a_card(pnn_command, trained_run, tmp_path):
