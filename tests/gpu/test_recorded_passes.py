@@ -11,7 +11,7 @@ import pnn
 from pnn.data.batches import pack
 from pnn.evaluation import passes
 from pnn.evaluation.passes import states_at
-from pnn.models import ddl, decoder_steps
+from pnn.models import decoder_steps, decoders
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -210,7 +210,19 @@ VARIANTS = {
     "token": {"compressor": "token"},
     "scalar": {"value_channels": 1},
     "additive": {"residual": "additive", "value_channels": 1},
+    "two rounds": {"num_rounds": 2},
 }
+CAUSAL_PNNS = {
+    "PNN": {"num_steps": 3},
+    "PNN, rewrite": {"update": "rewrite", "schedule": [0, 1, 0], "head_transform": True},
+}
+
+
+def made(name):
+    if name in VARIANTS:
+        return decoder(**VARIANTS[name])
+    torch.manual_seed(0)
+    return pnn.PNNForCausalLM(pnn.PNNCausalConfig(**SIZE, **WEIGHTS, **CAUSAL_PNNS[name])).cuda().eval()
 
 
 def steps_of(model):
@@ -218,10 +230,10 @@ def steps_of(model):
 
 
 @pytest.mark.parametrize("padding", [0, 5])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *CAUSAL_PNNS])
 @torch.no_grad()
 def test_recorded_steps_give_the_logits_of_the_whole_text(name, padding):
-    model = decoder(**VARIANTS[name]).bfloat16()
+    model = made(name).bfloat16()
     ids = torch.randint(5, 500, (3, 250), generator=torch.Generator().manual_seed(0)).cuda()
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
@@ -255,6 +267,6 @@ def test_generated_text_is_that_of_plain_steps(monkeypatch):
     recorded_text = model.generate(prompt, **settings)
     beams = model.generate(prompt, num_beams=2, **settings)
     assert steps_of(model)
-    monkeypatch.setattr(ddl, "recorded_step", lambda *_: None)
+    monkeypatch.setattr(decoders, "recorded_step", lambda *_: None)
     assert (recorded_text == model.generate(prompt, **settings)).float().mean() > 0.9  # near ties may fall either way in bf16
     assert beams.shape == model.generate(prompt, num_beams=2, **settings).shape
