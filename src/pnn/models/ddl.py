@@ -313,7 +313,9 @@ class DDLModel(DDLPreTrainedModel, DecoderBase):
     def applied(self, context: Context) -> Iterator[tuple[DDLBlock, Context]]:
         """The blocks in their order, round after round. A cache has a place for each application."""
         for number in range(self.config.num_rounds):
-            here = replace(context, past=context.past.at(number * len(self.blocks)))
+            here = context
+            if context.past.cache is not None:
+                here = replace(context, past=replace(context.past, place=number * len(self.blocks)))
             for block in self.blocks:
                 yield block, here  # type: ignore[misc]
 

@@ -6,7 +6,7 @@ softmax(q_i k_jᵀ / √d_head) v_j   over j ≤ i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -26,11 +26,9 @@ class Past:
 
     mask: Tensor | None = None  # (B or 1, 1, T, all tokens) bool; None: the plain causal order
     cache: KeyValues | None = None
-    place: int = 0  # in the cache, where what is applied again keeps keys and values of its own each time
-
-    def at(self, place: int) -> Past:
-        """Nobody reads the place without a cache: compiled code would be made for each."""
-        return self if self.cache is None else replace(self, place=place)
+    # In the cache, where what is applied again keeps keys and values of its own each time. Not changed, and not read, without a
+    # cache: compiled code would be made for each place
+    place: int = 0
 
     def grown(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values, these behind those that came before."""

@@ -10,7 +10,7 @@ of the MLP.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +65,7 @@ class CausalAttention(nn.Module):
         batch, length, _ = qkv.shape
         past = context.past
         if past.cache is not None:
-            past = past.at(past.place + self.layer)
+            past = replace(past, place=past.place + self.layer)
         if self.num_heads == 0:
             past.count(qkv)
             return self.out(qkv.new_zeros(batch, length, 0))

@@ -64,7 +64,7 @@ class Layout:
 
     def at_step(self, step: int) -> Layout:
         """A decoder's cache has keys and values of every step."""
-        return self if self.past is None else replace(self, past=self.past.at(step))
+        return self if self.past is None or self.past.cache is None else replace(self, past=replace(self.past, place=step))
 
     def sequence_starts(self, tokens: int) -> Tensor:
         """For each packed token, the index at which its sequence begins."""
