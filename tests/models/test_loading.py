@@ -1,10 +1,12 @@
 """One room for loading: the same sentence in every command for a folder that is damaged or holds something else."""
 
+import io
 import json
 import re
 import resource
 import shutil
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import pnn
-from pnn.data.tokenizers import of_synthetic_language
+from pnn.data.tokenizers import load_tokenizer, of_synthetic_language
 from pnn.errors import UserError
 from pnn.export.loading import open_for_export
 from pnn.models.loading import (
@@ -122,6 +124,41 @@ def test_code_beside_a_model_is_not_named_by_what_is_made_from_it(folders, tmp_p
     for number, load in enumerate((WAYS[1], WAYS[-1])):
         load(folder).save_pretrained(tmp_path / str(number))
         assert "auto_map" not in (tmp_path / str(number) / "config.json").read_text()
+
+
+TRAP = """
+from pathlib import Path
+Path({sprung!r}).touch()
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+class Config(BertConfig):
+    model_type = "theirs"
+class Model(BertForMaskedLM):
+    config_class = Config
+class Tokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.mark.parametrize("answer", ["y\n", ""])
+@pytest.mark.parametrize("model_type", ["pnn", "theirs"])
+@pytest.mark.parametrize("load", WAYS)
+def test_code_beside_a_model_is_never_run(folders, tmp_path, monkeypatch, load, model_type, answer):
+    """Not for a config, a model or a tokenizer, and nobody is asked whether it may: standard input may be a text."""
+    folder, sprung = shutil.copytree(folders / "pnn", tmp_path / "model"), tmp_path / "sprung"
+    (folder / "theirs.py").write_text(TRAP.format(sprung=str(sprung)))
+    code = {"AutoConfig": "theirs.Config", "AutoModelForMaskedLM": "theirs.Model", "AutoModel": "theirs.Model"}
+    _change(folder / "config.json", {"auto_map": code, "model_type": model_type})
+    _change(
+        folder / "tokenizer_config.json",
+        {"auto_map": {"AutoTokenizer": [None, "theirs.Tokenizer"]}, "tokenizer_class": "Tokenizer"},
+    )
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    with suppress(UserError):
+        load(folder)
+    with suppress(UserError):
+        load_tokenizer(str(folder), 64)
+    assert not sprung.exists()
+    assert sys.stdin.read() == answer  # and what stands there is left for whom it is meant
 
 
 @pytest.mark.parametrize(

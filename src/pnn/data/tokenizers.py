@@ -119,7 +119,7 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
         if path.is_file():
             tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), **_special_tokens_in(Tokenizer.from_file(str(path))))
         else:
-            tokenizer = AutoTokenizer.from_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # the loaders raise many kinds: no such name, no network, a broken file
