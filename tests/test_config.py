@@ -210,6 +210,14 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
     assert error_of(str(path)).startswith(f"{path}: not a YAML file")
 
 
+def test_a_config_constructs_nothing(tmp_path):
+    sprung, path = tmp_path / "sprung", tmp_path / "trap.yaml"
+    path.write_text(f"name: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [{str(sprung)!r}]]\n")
+    assert error_of(str(path)).startswith(f"{path}: not a YAML file")
+    assert "training.seed" in error_of("quickstart_pnn", "training.seed=!!python/object/apply:os.getpid []")
+    assert not sprung.exists()
+
+
 def test_an_unknown_config_gets_a_suggestion(tmp_path):
     assert 'no config "paper_reproducton"' in error_of("paper_reproducton")
     assert '(did you mean "paper_reproduction"?)' in error_of("paper_reproducton")

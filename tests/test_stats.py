@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from pnn.stats import (
     NOT_SUPPORTED,
+    SUPPORTED,
+    UNDECIDED,
     Estimate,
     bootstrap,
     bootstrap_smallest,
     bootstrap_together,
+    independent_difference,
     of_a_share,
     ratio_interval,
     resampled_sums,
@@ -24,6 +27,26 @@ from pnn.stats import (
 )
 
 Z95 = 1.959963984540054
+
+
+def test_a_verdict_follows_from_the_whole_interval():
+    effect, nothing = Estimate(0.5, 0.2, 0.8), Estimate(math.nan, math.nan, math.nan)
+    assert verdict(effect) == verdict(effect, margin=0.1) == SUPPORTED
+    assert verdict(effect, margin=0.3) == UNDECIDED
+    assert verdict(effect, margin=0.7) == UNDECIDED  # the value is below, the interval reaches above
+    assert verdict(effect, margin=0.8) == NOT_SUPPORTED
+    assert verdict(effect, beyond_control=Estimate(0.2, 0.1, 0.3)) == SUPPORTED
+    assert verdict(effect, beyond_control=Estimate(0.1, -0.1, 0.3)) == UNDECIDED  # the control may have as large an effect
+    assert verdict(effect, beyond_control=Estimate(-0.2, -0.4, 0.0)) == NOT_SUPPORTED
+    assert verdict(nothing) == verdict(effect, beyond_control=nothing) == UNDECIDED
+
+
+def test_the_interval_of_three_seeds_by_hand():
+    assert student([1.0, 2.0, 3.0]) == pytest.approx((2, 2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-6)
+
+
+def test_independent_intervals_add_like_the_sides_of_a_right_angle():
+    assert independent_difference(Estimate(5, 2, 8), Estimate(1, -3, 5)) == (4, -1, 9)
 
 
 def test_one_trial_a_sequence_is_the_binomial_interval_with_students_t():

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,7 +13,7 @@ from pnn.config import EvaluationSet
 from pnn.data import synthetic
 from pnn.data.tokenizers import of_synthetic_language, trained_on
 from pnn.errors import UserError
-from pnn.evaluation.compare import compare_runs
+from pnn.evaluation.compare import _some, compare_runs
 from pnn.evaluation.run import evaluate_run
 from pnn.numbers import interval
 from pnn.report.loading import load_runs
@@ -102,6 +103,11 @@ def test_fewer_sequences_are_spread_over_the_text(three):
     assert part["sequences"] == 10
     assert part["runs"][0]["targets"] < whole["runs"][0]["targets"]
     assert compared(*three[:2], sequences=10**6)["runs"] == whole["runs"]
+
+
+def test_fewer_sequences_come_evenly_from_beginning_to_end():
+    assert _some(5, None, np.arange(100, 110))[1].tolist() == [100, 102, 104, 106, 108]
+    assert _some(3, None, np.arange(10))[1].tolist() == [0, 3, 6]
 
 
 def save(folder, model, tokenizer):

@@ -67,6 +67,16 @@ def test_batch_size_changes_nothing(prepared):
         assert other["ceiling"] == pytest.approx(results[0]["ceiling"])
 
 
+def test_several_draws_are_those_of_this_seed_and_the_next(prepared):
+    def evaluated(**how):
+        return evaluate_masked(tiny(), prepared.validation, prepared.validation_sequences, **how)["by_sequence"]
+
+    first, second, both = evaluated(mask_seed=5), evaluated(mask_seed=6), evaluated(mask_seed=5, mask_draws=2)
+    assert first["targets"] != second["targets"]
+    for key in ("targets", "correct"):
+        assert both[key] == [a + b for a, b in zip(first[key], second[key], strict=True)]
+
+
 def test_every_model_is_asked_the_same(prepared):
     bert = pnn.BertBaselineConfig(
         vocab_size=80,

@@ -118,3 +118,18 @@ def test_generators_of_both_variants(variant, erase):
     along = delta_rule.read(state, write.direction).unsqueeze(-1)
     after = delta_rule.read(residual(state, branch, x, c), write.direction).unsqueeze(-1)
     assert torch.allclose(after, kept * along + write.beta.unsqueeze(-1) * write.value.unsqueeze(-1), atol=1e-4)
+
+
+def test_a_direction_as_short_as_its_eps_is_shortened_by_the_root_of_two():
+    k = torch.tensor([3.0, 4.0]) * delta_rule.DIRECTION_EPS / 5
+    assert torch.allclose(delta_rule.soft_unit(k, delta_rule.DIRECTION_EPS).norm(), torch.tensor(0.5).sqrt())
+
+
+def test_channels_that_are_written_by_addition_have_a_weight_each():
+    state, branch = torch.randn(2, 3, 8), torch.randn(2, 8)
+    residual = delta_rule.AdditiveResidual(3)
+    assert torch.equal(residual(state, branch, branch, branch), state + branch[:, None])  # it starts as plain addition
+    with torch.no_grad():
+        residual.weight.copy_(torch.tensor([0.0, 1.0, -2.0]))
+    written = residual(state, branch, branch, branch) - state
+    assert torch.allclose(written, torch.stack((0 * branch, branch, -2 * branch), dim=1), atol=1e-6)

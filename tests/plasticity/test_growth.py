@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pnn.errors import UserError
-from pnn.plasticity import Scores, candidates, grow, heads, propose, prune, score
+from pnn.plasticity import Scores, candidates, grow, growth, heads, propose, prune, score
 from pnn.plasticity.growth import STRATEGIES, count_to_grow, pick
 from pnn.plasticity.heads import head_map, stretches
 
@@ -110,6 +110,15 @@ def test_gradients_tell_layers_apart_and_find_the_one_that_is_heard(built, texts
     wishes = STRATEGIES["gradient"](pruned, candidates(pruned), texts(model), None, 0)
     assert len(set(wishes.values())) == 6
     assert max(wishes[1, 0], wishes[1, 1]) < 1e-3 * min(value for head, value in wishes.items() if head[0] != 1)
+
+
+def test_candidates_are_tried_at_a_hundredth_of_their_output(built, texts, monkeypatch):
+    pruned = prune(built("gpt2"), [(0, 0), (2, 1)])
+    quiet, loud = {}, {}
+    for wishes, factor in ((quiet, 1), (loud, 2)):
+        monkeypatch.setattr(growth, "TRIAL", 0.01 * factor)
+        wishes |= STRATEGIES["gradient"](pruned, candidates(pruned), texts(pruned), None, 0)
+    assert loud == pytest.approx({head: 2 * wish for head, wish in quiet.items()}, rel=0.02)
 
 
 def test_the_entropy_gap_goes_to_layers_that_look_at_few_places(built, texts):

@@ -13,6 +13,8 @@ from pnn.bench.flops import inference_flops
 from pnn.data.masking import SpecialTokens
 from pnn.plasticity import Text, prune
 from pnn.plasticity.measure import flops_per_token, held_out_loss, missing_capacity, size, speeds
+from pnn.plasticity.phases import learn_round
+from pnn.plasticity.settings import CycleSettings
 from pnn.plasticity.text import read_text
 
 
@@ -50,6 +52,16 @@ def test_every_epoch_has_all_rows_in_an_order_of_its_own(rows):
     epochs = [torch.cat([text.for_update(step, 4, seed=1)["input_ids"] for step in (at, at + 1)]) for at in (0, 2, 4)]
     assert all({*map(tuple, epoch.tolist())} == {*map(tuple, rows[:8].tolist())} for epoch in epochs)
     assert not any(torch.equal(epochs[a], epochs[b]) for a, b in ((0, 1), (1, 2), (0, 2)))
+
+
+def test_every_round_reads_on_and_is_scored_on_other_rows(model_of, text, monkeypatch):
+    asked, batch_of = [], Text.for_update
+    monkeypatch.setattr(Text, "for_update", lambda self, step, *how: asked.append(step) or batch_of(self, step, *how))
+    for round_ in (1, 2):
+        list(learn_round(model_of("gpt2"), [], text, CycleSettings(learn_steps=2, batch_rows=2), round_))
+    assert asked == [0, 1, 2, 3]
+    first, second = (text.sample(3, 0, round_) for round_ in (1, 2))
+    assert not torch.equal(first, second)
 
 
 def test_flops_are_those_of_the_bench_and_fall_with_heads(model_of):

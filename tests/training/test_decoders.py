@@ -18,6 +18,7 @@ from pnn.data.shards import prepare
 from pnn.data.tokenizers import trained_on
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
+from pnn.evaluation.generate import continue_texts
 from pnn.models.loading import load_decoder
 from pnn.training.loop import Stopped, Trainer
 from pnn.training.run import train_run
@@ -74,6 +75,17 @@ def test_an_update_is_whole_rows(prepared_folder, tmp_path):
     inputs = trainer.objective.inputs(batch, torch.device("cpu"))
     assert inputs["input_ids"].shape == (4, 32)
     assert trainer.objective.targets(inputs).item() == 4 * 31
+
+
+def test_rows_of_any_length_stay_whole(prepared_folder):
+    class Fake:
+        class train:  # noqa: N801
+            lengths = np.full(50, 30)
+
+        train_sequences = np.arange(50)
+
+    plan = Plan.of(config_of(prepared_folder, batch_size=3, effective_batch_size=6), Fake, processes=1)
+    assert plan.batch_tokens == 3 * 30  # 88 would be a multiple of 8
 
 
 def test_accumulated_gradients_are_those_of_the_whole_update(prepared_folder, tmp_path):
@@ -208,6 +220,19 @@ def test_generate_continues_texts_the_same_way_every_time(run, pnn_command):
     alone = json.loads(pnn_command("generate", run, "it has", "--max-new-tokens", "6", "--temperature", "0")[1])
     together = pnn_command("generate", run, "the fox of", "it has", "--max-new-tokens", "6", "--temperature", "0")[1]
     assert json.loads(together.splitlines()[1]) == alone  # padding on the left changes nothing
+
+
+def test_prompts_of_a_batch_do_not_see_each_others_padding(run):
+    loaded, prompts = load_decoder(run), ["it has", "the fox of avon wore amber hats . it", "the"]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():  # what is learnt hardly looks back: a random model does
+            parameter.normal_(std=0.5)
+
+    def continued(*prompts):
+        return [row["continuation"] for row in continue_texts(loaded, [*prompts], temperature=0, max_new_tokens=8)]
+
+    assert continued(*prompts) == [text for prompt in prompts for text in continued(prompt)]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from accelerate.optimizer import AcceleratedOptimizer
 
 from pnn.config import TrainingConfig, load_config
 from pnn.errors import UserError
+from pnn.files import point
 from pnn.models import PNNConfig, PNNForMaskedLM
-from pnn.training.loop import Trainer
+from pnn.training import checkpoint
+from pnn.training.loop import Trainer, _step_seed
 from pnn.training.optim import learning_rate, make_optimizer
 from pnn.training.updates import Plan, updates_ahead
 
@@ -65,6 +67,8 @@ def test_learning_rate_warms_up_and_ends_at_the_minimum():
     assert rates[499] == rates[500] == pytest.approx(3e-4)
     assert rates[-1] == pytest.approx(1e-5)
     assert all(a >= b for a, b in itertools.pairwise(rates[500:]))
+    quarter = learning_rate(500 + 1499 // 4, 2000, training)  # of the way down: a cosine has fallen by 15 % only
+    assert quarter == pytest.approx(1e-5 + 2.9e-4 * (1 + 0.5**0.5) / 2, rel=2e-3)
 
 
 def test_decay_spares_norms_biases_and_the_temperature():
@@ -172,11 +176,33 @@ def test_a_run_folder_holds_what_the_contract_says(trained_run):
     assert set(evaluation["by_kind"]) == {"grammar", "agreement", "fact", "free"}
 
 
-def test_old_checkpoints_are_rotated_away_but_never_best_and_last(tiny_config, tmp_path):
+def test_old_checkpoints_are_rotated_away(tiny_config, tmp_path):
     changes = {"save_every": 3, "evaluate_every": 100, "keep_checkpoints": 2, "max_steps": 20}
     Trainer(load_config(str(tiny_config(training=changes))), tmp_path / "run", quiet=True).train()
     kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert kept == ["step-000018", "step-000020"]
+
+
+def test_the_newest_by_number_and_best_and_last_are_never_rotated_away(tmp_path):
+    for step in (100, 200, 300, 999_999, 1_000_000):  # by name a million would come before all but 100
+        checkpoint.step_folder(tmp_path, step).mkdir()
+    point(tmp_path / "best", tmp_path / "step-000100")
+    point(tmp_path / "last", tmp_path / "step-000300")
+    checkpoint.rotate(tmp_path, 1)
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-000100", "step-000300", "step-1000000"]
+
+
+def test_more_masks_in_training_leave_the_evaluation_as_it_is(tiny_config, tmp_path):
+    measured = []
+    for share in (None, 0.4):
+        config = load_config(str(tiny_config(data={"train_mask_probability": share})))
+        measured.append(Trainer(config, tmp_path / str(share), quiet=True)._evaluation())
+    assert measured[0] == measured[1]
+
+
+def test_dropout_has_a_seed_of_its_own_for_every_run_step_and_process():
+    cases = list(itertools.product(range(3), range(200), range(8)))
+    assert len({_step_seed(*case) for case in cases}) == len(cases)
 
 
 def test_a_golden_curve(tiny_config, tmp_path):
