@@ -4,7 +4,12 @@ BIN := .venv/bin
 # of the tests: one for each core, each takes a gigabyte
 WORKERS ?= logical --maxprocesses 4
 
-.PHONY: quickstart test check habits lint docs figures format stamp clean
+# of the tests: those that show what another version of a package breaks
+TELLING := tests/models/test_models.py tests/models/test_loading.py tests/models/test_ddl.py tests/test_fixtures.py \
+	tests/data/test_tokenizers.py tests/data/test_corpora.py tests/training/test_loop.py tests/training/test_optim.py \
+	tests/plasticity/test_surgery.py tests/cli/test_starting.py
+
+.PHONY: quickstart test check habits oldest newest release dependencies lint docs figures format stamp clean
 
 quickstart: .venv/core
 	$(BIN)/pnn quickstart
@@ -18,6 +23,15 @@ check: lint  ## linters and the fast tier
 habits: .venv/habits  ## what people do with Hugging Face's libraries, with the transformers in use and the oldest that we take
 	$(BIN)/pytest -q tests/models/test_habits.py tests/training/test_trackers.py
 	PYTHONPATH=.venv/oldest $(BIN)/pytest -q tests/models/test_habits.py
+
+oldest newest: %: .venv/envs/%/ready  ## the telling tests with the oldest packages in range, and with the newest that there are
+	.venv/envs/$*/bin/python -m pytest -q -m "not gpu and not slow" $(TELLING)
+
+release: .venv/dev  ## wheel, source package, checksums and bill of materials into dist/; built twice, to the same bytes
+	$(BIN)/python release/build.py dist
+
+dependencies: .venv/core  ## docs/dependencies.md: versions and licences
+	$(BIN)/python release/dependencies.py page
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -56,9 +70,19 @@ stamp:  ## before the code is copied to a machine without its .git: src/pnn/_com
 	$(BIN)/python -m pip install --quiet --upgrade --target .venv/oldest transformers==5.17.0 -c .venv/constraints-of-oldest.txt
 	@touch $@
 
+.venv/envs/oldest/ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv --clear .venv/envs/oldest
+	.venv/envs/oldest/bin/python -m pip install --quiet -e . pytest hypothesis -c constraints-oldest.txt
+	@touch $@
+
+.venv/envs/newest/ready: pyproject.toml
+	$(PYTHON) -m venv --clear .venv/envs/newest
+	.venv/envs/newest/bin/python -m pip install --quiet -e . pytest hypothesis
+	@touch $@
+
 .venv/docs: .venv/core
 	$(BIN)/python -m pip install --quiet -e '.[docs]' -c constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv runs prepared site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv runs prepared site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
