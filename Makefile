@@ -9,7 +9,7 @@ TELLING := tests/models/test_models.py tests/models/test_loading.py tests/models
 	tests/data/test_tokenizers.py tests/data/test_corpora.py tests/training/test_loop.py tests/training/test_optim.py \
 	tests/plasticity/test_surgery.py tests/cli/test_starting.py
 
-.PHONY: quickstart test check habits oldest newest release dependencies lint docs figures format stamp clean
+.PHONY: quickstart test check habits mutants oldest newest release dependencies lint docs figures format stamp clean
 
 quickstart: .venv/core
 	$(BIN)/pnn quickstart
@@ -23,6 +23,9 @@ check: lint  ## linters and the fast tier
 habits: .venv/habits  ## what people do with Hugging Face's libraries, with the transformers in use and the oldest that we take
 	$(BIN)/pytest -q tests/models/test_habits.py tests/training/test_trackers.py
 	PYTHONPATH=.venv/oldest $(BIN)/pytest -q tests/models/test_habits.py
+
+mutants: .venv/dev  ## changes the source in ways that matter: a test must notice each (results/mutations)
+	$(BIN)/python tests/mutations/run.py
 
 oldest newest: %: .venv/envs/%/ready  ## the telling tests with the oldest packages in range, and with the newest that there are
 	.venv/envs/$*/bin/python -m pytest -q -m "not gpu and not slow" $(TELLING)
