@@ -33,7 +33,7 @@ from pnn.report.refining import grid, resource
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = "docs"
 RESULTS = sorted(p.relative_to(REPOSITORY).as_posix() for p in REPOSITORY.glob("results/*/README.md"))
-PAGES = ["CHANGELOG.md", "CONTRIBUTING.md", *RESULTS]
+PAGES = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *RESULTS]
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 FIGURE = re.compile(r"!\[[^\]]*\]\((figures/[^)]+)\)(\n\*[^\n]+\*)?")
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
