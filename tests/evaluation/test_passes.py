@@ -16,10 +16,11 @@ from pnn.data.shards import prepare
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.evaluation.fill import fill
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.passes import SMALLEST, PackedShape, RowsShape, bucket, states_at
+from pnn.evaluation.passes import PackedShape, RowsShape, states_at
 from pnn.evaluation.requests import log_likelihoods
 from pnn.finetuning.encoding import Encoded, collate
 from pnn.finetuning.loop import outputs
+from pnn.nn.packing import SMALLEST, bucket
 from pnn.nn.recording import where_weights_lie
 
 LENGTHS = (5, 12, 1, 7, 12, 12, 3)

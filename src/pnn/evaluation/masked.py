@@ -22,7 +22,7 @@ from pnn.data.shards import TokenSet
 from pnn.data.tokenizers import fingerprint, of_synthetic_language
 from pnn.errors import UserError
 from pnn.evaluation.passes import states_at, to_device
-from pnn.models.base import MaskedLMBase
+from pnn.models.base import Halting, MaskedLMBase
 from pnn.results import Accuracy, Commonest, MaskedScores, MaskedText
 from pnn.stats import of_a_share, ratio_interval
 
@@ -51,8 +51,11 @@ def evaluate_masked(
     batch_tokens: int = 16384,
     precision: torch.dtype = torch.float32,
     num_steps: int | None = None,
+    halt: Halting = None,
 ) -> MaskedText:
-    """Evaluate on `sequences` of a token set; returns what evaluation.json holds for it, and the totals of every sequence."""
+    """Evaluate on `sequences` of a token set; returns what evaluation.json holds for it, and the totals of every sequence.
+    Where tokens halt (as `halt` says, or else the model's config), a step's numbers are of all tokens, those that have halted
+    in the state that they keep."""
     tokenizer = tokens.tokenizer()
     special = special_tokens(tokenizer)
     corpus = embedded_corpus(tokens.manifest)
@@ -67,7 +70,7 @@ def evaluate_masked(
                 masked = packed.mask(special, mask_probability, mask_seed + draw)
                 labels = to_device(masked.labels, model.device)
                 states = states_at(
-                    model, replace(packed, input_ids=masked.input_ids), masked.positions, num_steps, every_step=True
+                    model, replace(packed, input_ids=masked.input_ids), masked.positions, num_steps, every_step=True, halt=halt
                 )
                 steps = [_read_out(model.head(h), labels) for h in states]  # one step's logits at a time
                 correct.append(torch.stack([right for right, _ in steps]))

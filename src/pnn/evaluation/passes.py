@@ -27,12 +27,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.data.batches import PackedBatch
+from pnn.models.base import Halting
 from pnn.models.registry import kind_of
 from pnn.nn.fast import attention_waits, kernels_compute, products_in
-from pnn.nn.packing import only_at
+from pnn.nn.packing import bucket, only_at, round_up
 from pnn.nn.recording import Recording, room_to_record, where_weights_lie
 
-SMALLEST = 64  # tokens of a bucket; four sizes for each doubling: at most a quarter is computed in vain
 MOST = 32  # buckets recorded of one model
 Run = Callable[[Tensor], list[Tensor]]
 
@@ -44,11 +44,17 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 @torch.inference_mode()
 def states_at(
-    model: PreTrainedModel, batch: PackedBatch, positions: Tensor, num_steps: int | None = None, every_step: bool = False
+    model: PreTrainedModel,
+    batch: PackedBatch,
+    positions: Tensor,
+    num_steps: int | None = None,
+    every_step: bool = False,
+    halt: Halting = None,
 ) -> list[Tensor]:
     """The last state of a packed batch at these flat positions, (positions, d), alone or behind those before it, h⁰ … hᵀ
     (`every_step`, of encoders and of decoders with steps). Batch and positions are on the host. The model is in evaluation
-    mode, and a decoder without its head: states are what its head reads."""
+    mode, and a decoder without its head: states are what its head reads. An encoder's tokens halt as `halt` says, or else its
+    config."""
     causal = kind_of(model).causal
     longest = model.config.max_position_embeddings
     layout: type[PackedShape | RowsShape] = RowsShape if causal else PackedShape
@@ -58,12 +64,12 @@ def states_at(
         if causal and not kind_of(model).has_steps:
             at = inputs.pop("last_at")
             return [only_at(model.base_model(**inputs, use_cache=False, return_dict=True).last_hidden_state, at)[0]]
-        no_cache = {"use_cache": False} if causal else {}
-        out = model.base_model(**inputs, **no_cache, num_steps=num_steps, output_states=every_step, return_dict=True)
+        more = {"use_cache": False} if causal else {"halt": halt, "read_out": getattr(model, "read_out", None)}
+        out = model.base_model(**inputs, **more, num_steps=num_steps, output_states=every_step, return_dict=True)
         before = out.states[:-1] if every_step else ()
         return [*(only_at(h, inputs["last_at"])[0] for h in before), out.last_hidden_state[0]]
 
-    recordings = _recordings_of(model)
+    recordings = None if halts(model, halt) else _recordings_of(model)
     if recordings is not None:
         shape = layout.bucket(batch, positions, longest)
         steps = getattr(model.config, "num_steps", None) if num_steps is None else num_steps
@@ -75,17 +81,13 @@ def states_at(
     return run(to_device(shape.flat(batch, positions, longest), model.device), shape)
 
 
+def halts(model: PreTrainedModel, halt: Halting = None) -> bool:
+    """Whether tokens of the model stop before the last step. How many go on is known only when a step is done: such a pass has
+    no fixed shape, and is not recorded as a whole."""
+    return bool(getattr(model.config, "halt", None) if halt is None else halt)
+
+
 # Shapes ---------------------------------------------------------------------------------------------------------------
-
-
-def bucket(count: int) -> int:
-    """The next of 64, 80, 96, 112, 128, 160, …"""
-    count = max(count, SMALLEST)
-    return _up(count, 1 << ((count - 1).bit_length() - 3))
-
-
-def _up(count: int, unit: int) -> int:
-    return max(1, math.ceil(count / unit)) * unit
 
 
 class PackedShape(NamedTuple):
@@ -104,7 +106,9 @@ class PackedShape(NamedTuple):
         """Sequences and positions are counted in sixteenths of the tokens."""
         tokens = bucket(len(batch.input_ids))
         filler = math.ceil((tokens - len(batch.input_ids)) / longest)
-        return PackedShape(tokens, _up(len(batch.cu_seqlens) + filler, tokens // 16), _up(len(positions), tokens // 16))
+        return PackedShape(
+            tokens, round_up(len(batch.cu_seqlens) + filler, tokens // 16), round_up(len(positions), tokens // 16)
+        )
 
     def flat(self, batch: PackedBatch, positions: Tensor, longest: int) -> Tensor:
         """All that a pass needs, in one array. Filler lies in sequences of its own, none longer than `longest`."""
@@ -139,7 +143,7 @@ class RowsShape(NamedTuple):
     def bucket(batch: PackedBatch, positions: Tensor, longest: int) -> RowsShape:
         rows, length, count = RowsShape.exact(batch, positions)
         length = min(bucket(length), longest)
-        return RowsShape(rows, length, _up(count, max(1, rows * length // 16)))
+        return RowsShape(rows, length, round_up(count, max(1, rows * length // 16)))
 
     def flat(self, batch: PackedBatch, positions: Tensor, longest: int) -> Tensor:
         lengths = batch.cu_seqlens.diff().long()

@@ -56,6 +56,8 @@ def write_onnx(path: Path, model: PreTrainedModel, steps: int | None) -> float:
     options: dict[str, Any] = {"num_steps": steps} if steps is not None else {}
     if kind_of(model).causal:
         options["use_cache"] = False
+    if kind_of(model).has_steps:
+        options["halt"] = False  # a graph computes every token at every step
     wrapped = _Logits(model, options)
     choices = "MultipleChoice" in type(model).__name__
     longest = getattr(model.config, "max_position_embeddings", None) or 512

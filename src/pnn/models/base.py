@@ -7,8 +7,9 @@ with no adapter.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn.embeddings import TokenPositionEmbeddings
 from pnn.nn.fast import for_kernels
 from pnn.nn.feed_forward import FEED_FORWARDS
+from pnn.nn.halting import Halt, Read, Rule
 from pnn.nn.head import VocabularyHead
 from pnn.nn.packing import Layout, Rows, only_at
 from pnn.nn.rotary import rotation
@@ -27,13 +29,17 @@ from pnn.objectives import IGNORE, step_weighted_loss
 
 ROTARY_BASE = 10000.0
 # What HF Trainer's predictions leave out: logits remain
-KEYS_TO_IGNORE = ["step_losses", "states", "deltas", "gates", "last_loss", "hidden_states", "attentions"]
+KEYS_TO_IGNORE = [
+    *("step_losses", "states", "deltas", "gates", "last_loss", "hidden_states", "attentions", "halted_at", "step_cost"),
+]
+Halting = Halt | Mapping[str, Any] | Literal[False] | None  # None: as the config says; False: not at all
 
 
 @dataclass
 class EncoderOutput(ModelOutput):
     """`states`: T+1 tensors h⁰ … hᵀ. `deltas` and `gates`: T tensors each, on request and where the model has them.
-    transformers' names: `hidden_states` are the states, `attentions` one (B, heads, L, L) tensor for each step or layer."""
+    transformers' names: `hidden_states` are the states, `attentions` one (B, heads, L, L) tensor for each step or layer.
+    Where tokens halt: `halted_at`, how many steps each token took, (B, L); `step_cost`, what a learned unit pays for them."""
 
     last_hidden_state: Tensor | None = None
     states: tuple[Tensor, ...] | None = None
@@ -41,6 +47,8 @@ class EncoderOutput(ModelOutput):
     gates: tuple[Tensor, ...] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+    halted_at: Tensor | None = None
+    step_cost: Tensor | None = None
 
 
 @dataclass
@@ -57,6 +65,8 @@ class MaskedLMOutput(ModelOutput):
     last_loss: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+    halted_at: Tensor | None = None
+    step_cost: Tensor | None = None
 
 
 def check_encoder(config: Any) -> None:
@@ -153,9 +163,18 @@ class EncoderBase(PnnPreTrainedModel):
         """What `refine` applies, one at a time."""
         raise NotImplementedError
 
-    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None) -> EncoderOutput:
-        """States h⁰ … hᵀ, the last at `last_at` only; with `details` also each step's Δ and gate, where there are any."""
+    def refine(
+        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
+    ) -> EncoderOutput:
+        """States h⁰ … hᵀ, the last at `last_at` only; with `details` also each step's Δ and gate, where there are any. `rule`:
+        when tokens halt."""
         raise NotImplementedError
+
+    def halting_rule(self, halt: Halting, num_steps: int | None, every_token: bool, read: Read | None) -> Rule | None:
+        """When tokens of this pass halt. `every_token`: somebody wants to see each of them at each step."""
+        if halt:
+            raise ValueError(f"halt is for refinement steps, and a {type(self).__name__} has none")
+        return None
 
     def compile_blocks(self, with_kernels: bool = False) -> None:
         """Compile in place what runs again and again. Blocks of one shape share one compiled graph, so this takes as long for
@@ -179,10 +198,13 @@ class EncoderBase(PnnPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         last_at: Tensor | None = None,
+        halt: Halting = None,
+        read_out: Read | None = None,
     ) -> EncoderOutput:
         """Padded input is (B, L) with an `attention_mask`; packed input is (1, N) with `cu_seqlens` (int32 borders).
         `last_at` (flat indices into the B·L or N tokens) asks for the last state of these tokens alone, (1, len(last_at), d):
         what nobody reads is not computed, which is most of the last step where a few tokens are predicted.
+        `halt` says when tokens stop being refined, in place of the config; `read_out` is the head, for criteria that ask it.
         `token_type_ids` is taken, because BERT tokenizers send it, and not used: there is no segment embedding."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -195,10 +217,11 @@ class EncoderBase(PnnPreTrainedModel):
         watched: list[Tensor] = []
         if self.wants(output_attentions, "output_attentions"):
             layout = replace(layout, watched=watched)
+        rule = self.halting_rule(halt, num_steps, output_gates or layout.watched is not None, read_out)
         h = self.embeddings(tokens, position_ids)
         if num_steps == 0:  # h⁰ is the last state
             h = only_at(h, last_at)
-        out = self.refine(h, layout, num_steps, output_gates, last_at)
+        out = self.refine(h, layout, num_steps, output_gates, last_at, rule)
         return EncoderOutput(
             last_hidden_state=out.last_hidden_state,
             states=out.states if output_states else None,
@@ -206,6 +229,8 @@ class EncoderBase(PnnPreTrainedModel):
             gates=out.gates if output_gates else None,
             hidden_states=out.states if self.wants(output_hidden_states, "output_hidden_states") else None,
             attentions=tuple(watched) if layout.watched is not None else None,
+            halted_at=out.halted_at,
+            step_cost=out.step_cost,
         )
 
 
@@ -235,6 +260,10 @@ class MaskedLMBase(PnnPreTrainedModel):
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.head.decoder = value  # type: ignore[assignment]
 
+    def read_out(self, h: Tensor) -> Tensor:
+        logits: Tensor = self.head(h)
+        return logits
+
     def supervised(self, states: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[float]]:
         """The states whose predictions are trained, and the weight of each."""
         raise NotImplementedError
@@ -257,6 +286,7 @@ class MaskedLMBase(PnnPreTrainedModel):
         output_gates: bool = False,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        halt: Halting = None,
     ) -> MaskedLMOutput:
         at = logit_positions
         if labels is not None:
@@ -279,6 +309,8 @@ class MaskedLMBase(PnnPreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             last_at=None if whole else at,
+            halt=halt,
+            read_out=self.read_out,
             return_dict=True,
         )
         states: tuple[Tensor, ...] = out.states
@@ -290,6 +322,7 @@ class MaskedLMBase(PnnPreTrainedModel):
             rows = [*(only_at(h, at)[0] for h in trained[:-1]), last]
             features = [self.head.features(h) for h in rows]
             loss, step_losses = step_weighted_loss(features, self.head.decoder, labels, weights, num_items_in_batch)
+            loss = with_cost(loss, out.step_cost)
         if output_logits:
             logits = self.head(out.last_hidden_state if logit_positions is None else last)
         return MaskedLMOutput(
@@ -302,7 +335,14 @@ class MaskedLMBase(PnnPreTrainedModel):
             last_loss=None if step_losses is None else step_losses[-1],
             hidden_states=out.hidden_states,
             attentions=out.attentions,
+            halted_at=out.halted_at,
+            step_cost=out.step_cost,
         )
+
+
+def with_cost(loss: Tensor, step_cost: Tensor | None) -> Tensor:
+    """The loss, and what a learned unit pays for steps where it is trained."""
+    return loss if step_cost is None else loss + step_cost
 
 
 def parts_of(model: Any) -> dict[str, int]:

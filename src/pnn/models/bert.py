@@ -22,6 +22,7 @@ from pnn.models.heads import (
     SequenceClassificationBase,
     TokenClassificationBase,
 )
+from pnn.nn.halting import Rule
 from pnn.nn.packing import Layout
 from pnn.nn.transformer import TransformerLayer
 
@@ -69,7 +70,9 @@ class BertBaselineModel(EncoderBase):
     def blocks(self) -> nn.ModuleList:
         return self.layers
 
-    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None) -> EncoderOutput:
+    def refine(
+        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
+    ) -> EncoderOutput:
         if num_steps is not None and num_steps > len(self.layers):
             raise ValueError(f"num_steps={num_steps}, but a BERT baseline of {len(self.layers)} layers has no more steps")
         layers, states = self.layers[:num_steps], [h]

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput, can_return_tuple
 
-from pnn.models.base import EncoderBase, EncoderOutput, PnnPreTrainedModel
+from pnn.models.base import EncoderBase, EncoderOutput, PnnPreTrainedModel, with_cost
 from pnn.models.pretrained import Asked
+from pnn.nn.halting import Read
 from pnn.objectives import IGNORE
 
 
@@ -28,6 +29,8 @@ class ClassifierOutput(ModelOutput):
     gates: tuple[Tensor, ...] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+    halted_at: Tensor | None = None
+    step_cost: Tensor | None = None
 
 
 @dataclass
@@ -40,6 +43,8 @@ class SpanOutput(ModelOutput):
     gates: tuple[Tensor, ...] | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+    halted_at: Tensor | None = None
+    step_cost: Tensor | None = None
 
 
 class EncoderWithHead(PnnPreTrainedModel):
@@ -58,9 +63,14 @@ class EncoderWithHead(PnnPreTrainedModel):
     def head_size(self, config: PreTrainedConfig) -> int:
         return config.num_labels
 
+    @property
+    def read_out(self) -> Read | None:
+        """What chooses between labels, if something does: how sure it is may tell a token to halt."""
+        return None
+
     def last_states(self, **inputs: Any) -> tuple[Tensor, dict[str, Any]]:
         """Of every token, (B, L, d), and what else was asked for."""
-        out: EncoderOutput = self.encoder(**inputs, return_dict=True)
+        out: EncoderOutput = self.encoder(**inputs, read_out=self.read_out, return_dict=True)
         assert out.last_hidden_state is not None
         return self.dropout(out.last_hidden_state), {key: out[key] for key in out if key != "last_hidden_state"}
 
@@ -77,6 +87,11 @@ class EncoderWithHead(PnnPreTrainedModel):
 
 class SequenceClassificationBase(EncoderWithHead):
     """Reads the last state of the first token ([CLS]). One label is regression."""
+
+    @property
+    def read_out(self) -> Read | None:
+        one_of_many = self.num_labels > 1 and self.config.problem_type in (None, "single_label_classification")
+        return self.classifier if one_of_many else None
 
     @can_return_tuple
     def forward(
@@ -100,7 +115,7 @@ class SequenceClassificationBase(EncoderWithHead):
             **asked,
         )
         logits = self.classifier(first)
-        loss = None if labels is None else self.classification_loss(logits, labels)
+        loss = None if labels is None else with_cost(self.classification_loss(logits, labels), more.get("step_cost"))
         return ClassifierOutput(loss=loss, logits=logits, **more)
 
     def classification_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -140,12 +155,17 @@ class MultipleChoiceBase(EncoderWithHead):
         keep = None if attention_mask is None else attention_mask.view(-1, length)
         first, more = self.first_states(candidates, input_ids=candidates, attention_mask=keep, num_steps=num_steps, **asked)
         logits = self.classifier(first).view(batch, choices)
-        loss = None if labels is None else F.cross_entropy(logits.float(), labels)
+        loss = None if labels is None else with_cost(F.cross_entropy(logits.float(), labels), more.get("step_cost"))
         return ClassifierOutput(loss=loss, logits=logits, **more)
 
 
 class TokenClassificationBase(EncoderWithHead):
     """A label for every token; −100 where nothing is to be learnt."""
+
+    @property
+    def read_out(self) -> Read | None:
+        one_of_many = self.num_labels > 1 and self.config.problem_type in (None, "single_label_classification")
+        return self.classifier if one_of_many else None
 
     @can_return_tuple
     def forward(
@@ -171,6 +191,7 @@ class TokenClassificationBase(EncoderWithHead):
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+            loss = with_cost(loss, more.get("step_cost"))
         return ClassifierOutput(loss=loss, logits=logits, **more)
 
 
@@ -214,4 +235,5 @@ class QuestionAnsweringBase(EncoderWithHead):
                     for one, at in zip(logits, (start_positions, end_positions), strict=True)
                 ]
             ).mean()
+            loss = with_cost(loss, more.get("step_cost"))
         return SpanOutput(loss=loss, start_logits=logits[0], end_logits=logits[1], **more)

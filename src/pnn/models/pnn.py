@@ -18,11 +18,11 @@ from transformers import PreTrainedConfig
 
 from pnn.models.base import (
     KEYS_TO_IGNORE,
-    EncoderBase,
     EncoderOutput,
     MaskedLMBase,
     check_encoder,
 )
+from pnn.models.halting import HaltingEncoder
 from pnn.models.heads import (
     MultipleChoiceBase,
     QuestionAnsweringBase,
@@ -31,6 +31,7 @@ from pnn.models.heads import (
 )
 from pnn.nn import fast
 from pnn.nn.gating import GATES
+from pnn.nn.halting import Halt, Rule
 from pnn.nn.packing import Layout
 from pnn.nn.updates import UPDATES
 from pnn.objectives import step_weights
@@ -45,6 +46,7 @@ class PNNConfig(PreTrainedConfig):
     * `update`: `"gated"` adds what a refiner proposes, as far as a gate lets it; `"delta"` rewrites the state along one
       direction; `"rewrite"` proposes the whole next state, and a gate decides how far the state moves there.
     * `gate`: `"query_key"`, one for each dimension; `"token"`, one for each token; `"none"`.
+    * `halt`: when tokens stop being refined, `{"criterion": "change", "threshold": 0.05}` (`nn/halting`). `None`: never.
     """
 
     model_type = "pnn"
@@ -73,6 +75,7 @@ class PNNConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = 0
+    halt: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.num_steps is None:
@@ -104,6 +107,8 @@ class PNNConfig(PreTrainedConfig):
             raise ValueError(f"gate={self.gate!r} is none of {', '.join(GATES)}")
         if not 0 < self.gate_start < 1:
             raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
+        if self.halt is not None:
+            Halt.of(self.halt).check_steps(self.schedule, self.num_steps)
 
     @property
     def num_refiners(self) -> int:
@@ -111,7 +116,7 @@ class PNNConfig(PreTrainedConfig):
         return max(self.schedule) + 1
 
 
-class PNNModel(EncoderBase):
+class PNNModel(HaltingEncoder):
     """Tokens to states: h⁰ (the embeddings), h¹, …, hᵀ."""
 
     config_class = PNNConfig
@@ -119,6 +124,7 @@ class PNNModel(EncoderBase):
     def __init__(self, config: PNNConfig):
         super().__init__(config)
         self.refiners = nn.ModuleList(UPDATES[config.update](config) for _ in range(config.num_refiners))
+        self.make_criterion()
         self.post_init()
 
     @property
@@ -129,13 +135,17 @@ class PNNModel(EncoderBase):
         if not (with_kernels and all(fast.can_write_out(refiner) for refiner in self.refiners)):
             super().compile_blocks(with_kernels)
 
-    def refine(self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None) -> EncoderOutput:
+    def refine(
+        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
+    ) -> EncoderOutput:
         """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again."""
         schedule = self.config.schedule
         states, deltas, gates = [h], [], []
         steps = self.config.num_steps if num_steps is None else num_steps
-        for step in range(steps):
-            refiner = self.refiners[schedule[step % len(schedule)]]
+        refiners = [self.refiners[schedule[step % len(schedule)]] for step in range(steps)]
+        if rule is not None:
+            return self.refine_by(rule, refiners, h, layout, last_at)
+        for step, refiner in enumerate(refiners):
             here = layout.at_step(step)
             if details:
                 refinement = refiner.refine(h, here)

@@ -13,12 +13,13 @@ ATTENTION = ("sdpa", "eager")
 
 class Asked(TypedDict, total=False):
     """What a forward pass hands back beside its result. `output_hidden_states` and `output_attentions` are as the config says
-    where they are not given."""
+    where they are not given. `halt`: when tokens stop being refined (`models/base`: Halting)."""
 
     output_states: bool
     output_gates: bool
     output_hidden_states: bool | None
     output_attentions: bool | None
+    halt: Any
 
 
 class OwnPreTrainedModel(PreTrainedModel):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pnn.nn import fast
@@ -48,6 +49,14 @@ class SelfAttention(nn.Module):
         """q, k and v of every head, (…, 3, heads, d_head)."""
         qkv = self.qkv(h).view(*h.shape[:-1], 3, self.num_heads, self.head_width)
         return qkv if layout.rotation is None else fast.rotated(self.qkv, qkv, layout.rotation)
+
+    def keys_and_values(self, h: Tensor, layout: Layout) -> Tensor:
+        """k and v alone, (…, 2, heads, d_head): of tokens that others read and that ask nothing themselves."""
+        if layout.rotation is not None or not fast.plain(self.qkv, nn.Linear):
+            return self.projected(h, layout)[..., 1:, :, :]
+        rows = self.num_heads * self.head_width  # the first are q's
+        kv = F.linear(h, self.qkv.weight[rows:], self.qkv.bias[rows:])
+        return kv.view(*h.shape[:-1], 2, self.num_heads, self.head_width)
 
     def weights(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
         """softmax(q_i k_iᵀ / √d_head), (sequences, heads, length, length), and which tokens are real. For whoever studies

@@ -251,6 +251,8 @@ def attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
     if layout.past is not None:
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(-3))
         return causal_attention(q, k, v, layout.past, dropout, layout.watched).transpose(1, 2)
+    if layout.attend is not None:
+        return layout.attend(qkv)
     if layout.cu_seqlens is None:
         q, k, v = qkv.unbind(-3)
         return padded_attention(q, k, v, layout.keep, dropout)
@@ -301,11 +303,15 @@ def attention_waits(width: int, longest: int) -> bool:
 
 
 def flash_packed_attention(qkv: Tensor, layout: Layout) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # exists for CUDA builds; imported where it is used
-
     borders = layout.cu_seqlens
     assert borders is not None
-    q, k, v = qkv.unbind(1)
-    out = varlen_attn(q, k, v, borders, borders, layout.max_seqlen, layout.max_seqlen)
+    return flash(*qkv.unbind(1), borders, borders, layout.max_seqlen, layout.max_seqlen)
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, q_borders: Tensor, k_borders: Tensor, q_longest: int, k_longest: int) -> Tensor:
+    """Queries of packed sequences, and their keys and values, of which there may be more."""
+    from torch.nn.attention.varlen import varlen_attn  # exists for CUDA builds; imported where it is used
+
+    out = varlen_attn(q, k, v, q_borders, k_borders, q_longest, k_longest)
     assert isinstance(out, Tensor)
     return out

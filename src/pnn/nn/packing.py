@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +17,17 @@ from torch import Tensor
 from pnn.nn.causal import Past
 
 ROW_MULTIPLE = 16  # what a CPU takes at once: torch's attention over rows of 31 is half as fast as over rows of 32
+SMALLEST = 64  # tokens of a bucket; four sizes for each doubling: at most a quarter is computed in vain
+
+
+def bucket(count: int) -> int:
+    """The next of 64, 80, 96, 112, 128, 160, …: few shapes, where each is prepared for."""
+    count = max(count, SMALLEST)
+    return round_up(count, 1 << ((count - 1).bit_length() - 3))
+
+
+def round_up(count: int, unit: int) -> int:
+    return max(1, math.ceil(count / unit)) * unit
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,7 @@ class Layout:
     rotation: tuple[Tensor, Tensor] | None = None  # cos and sin of rotary positions, where a model has them
     watched: list[Tensor] | None = None  # attention leaves its weights here, where somebody asked for them
     past: Past | None = None  # in a decoder, whose rows are padded by its mask and not by `keep`
+    attend: Callable[[Tensor], Tensor] | None = None  # in attention's stead, where other tokens' keys and values are kept
 
     def at_step(self, step: int) -> Layout:
         """A decoder's cache has keys and values of every step."""

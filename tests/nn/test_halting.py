@@ -1,0 +1,389 @@
+"""Tokens that halt: what they keep is what a plain loop keeps, what is not computed is not computed, and a learned unit learns.
+
+The plain loop computes every token at every step and leaves halted ones where they were."""
+
+import re
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from small_models import LENGTHS, SMALL, build, every_pnn, shake, some_batch
+
+import pnn
+from pnn.models.base import arrange
+from pnn.nn import live
+from pnn.nn.halting import CRITERIA, Criterion, Halt, round_of
+from pnn.nn.packing import Layout
+
+NEVER = {"criterion": "change", "threshold": 1e-30}
+FORMS = {
+    "gated": {},
+    "published": {"delta_norm": True, "gate_bias": True, "zero_init": False},
+    "delta": {"update": "delta"},
+    "rewrite": {"update": "rewrite", "positions": "rotary", "ffn": "geglu"},
+    "rewrite_no_gate": {"update": "rewrite", "gate": "none"},
+    "rounds": {"update": "rewrite", "schedule": [0, 1, 0, 1, 0, 1, 0], "positions": "rotary"},
+}
+every_form = pytest.mark.parametrize("form", FORMS)
+AT = torch.tensor([0, 2, 7, 9, 16, 20])  # packed tokens that are asked for: none of the third sequence's single one
+
+
+class Drawn(Criterion):
+    """A pattern without order: at every step about a third of the live tokens halt."""
+
+    def measure(self, before, after, read):
+        return (20 * after.double() @ torch.linspace(-1, 1, after.shape[-1], dtype=torch.float64)) % 1
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch):
+    monkeypatch.setitem(CRITERIA, "drawn", Drawn)
+
+
+def halting(form, criterion="drawn", **more):
+    """A model of which about a third of the tokens halt when they first can."""
+    model = build("pnn_equations", **{"num_steps": None if "schedule" in FORMS[form] else 5, **FORMS[form]})
+    model.encoder.set_halt({"criterion": criterion, "threshold": 0.5, **more})
+    encoder, (ids, mask, _, _) = model.encoder, some_batch()
+    with torch.no_grad():
+        if criterion == "learned":
+            encoder.criterion.weight.copy_(torch.randn(SMALL["hidden_size"], generator=torch.Generator().manual_seed(5)))
+        states = model(ids, attention_mask=mask, output_states=True, halt=False).states
+        step = round_of(model.config.schedule)
+        measured = encoder.criterion.measure(states[step - 1][mask.bool()], states[step][mask.bool()], model.read_out)
+        share = 0.35 if encoder.criterion.when_below else 0.65  # between two tokens, not at one
+        threshold = measured.quantile(share)
+        if criterion == "learned":  # the middle of what it says
+            encoder.criterion.bias.sub_(torch.logit(threshold))
+            threshold = 0.5
+        encoder.set_halt({"criterion": criterion, "threshold": float(threshold), **more})
+    return model
+
+
+def plain_loop(model, ids, mask, draw=None):
+    """States h⁰ … hᵀ of a padded batch, and how many steps each token took."""
+    encoder, config = model.encoder, model.config
+    halt, schedule = config.halt, config.schedule
+    tokens = encoder.embeddings.token(ids)
+    positions, layout = arrange(tokens, mask, None, None, config)
+    h = encoder.embeddings(tokens, positions)
+    going, taken, states = mask.bool(), torch.zeros_like(ids), [h]
+    size = round_of(schedule)
+    for step in range(1, len(schedule) + 1):
+        refiner = encoder.refiners[schedule[step - 1]]
+        new = torch.where(going[..., None], h + refiner.refine(h, layout).delta, h)
+        taken = taken + going
+        if step % size == 0 and step >= halt.get("min_steps", 1):
+            measured = encoder.criterion.measure(h, new, model.read_out)
+            low = encoder.criterion.when_below
+            going = going & ~(measured <= halt["threshold"] if low else measured >= halt["threshold"])
+        h = new
+        states.append(h)
+    return states, taken
+
+
+# Values and gradients -------------------------------------------------------------------------------------------------
+
+
+@every_pnn
+def test_where_nothing_halts_nothing_changes_to_the_bit(name):
+    model = build(name, halt=NEVER)
+    ids, mask, packed, borders = some_batch()
+    with torch.no_grad():
+        for call in (
+            {"input_ids": ids, "attention_mask": mask},
+            {"input_ids": packed, "cu_seqlens": borders},
+            {"input_ids": packed, "cu_seqlens": borders, "last_at": AT},
+        ):
+            ours = model.encoder(**call, output_states=True)
+            plain = model.encoder(**call, output_states=True, halt=False)
+            assert plain.halted_at is None
+            assert all(torch.equal(one, two) for one, two in zip(ours.states, plain.states, strict=True))
+            assert torch.equal(ours.last_hidden_state, plain.last_hidden_state)
+    expected = torch.full_like(packed, 3)
+    expected[0, AT] = 4  # of the last step nothing else is computed
+    assert torch.equal(ours.halted_at, expected)
+
+
+@every_form
+@pytest.mark.parametrize("criterion", ["drawn", "change", "confidence"])
+def test_what_halts_is_what_a_plain_loop_leaves(form, criterion):
+    model = halting(form, criterion)
+    ids, mask, packed, borders = some_batch()
+    real = mask.bool()
+    states, taken = plain_loop(model, ids, mask)
+    assert len(taken[real].unique()) >= (3 if criterion == "drawn" else 2), "the pattern is not worth a test"
+    with torch.no_grad():
+        padded = model(ids, attention_mask=mask, output_states=True)
+        assert torch.equal(padded.halted_at, taken)
+        flat = model(packed, cu_seqlens=borders, output_states=True)
+        assert torch.equal(flat.halted_at[0], taken[real])
+        for ours, theirs, expected in zip(padded.states, flat.states, states, strict=True):
+            assert torch.allclose(ours[real], expected[real], atol=1e-5)
+            assert torch.allclose(theirs[0], expected[real], atol=1e-5)
+        alone = model(ids[1:2], output_states=True)  # one row, no mask
+        assert torch.allclose(alone.states[-1][0], states[-1][1], atol=1e-5)
+
+
+@every_form
+@pytest.mark.parametrize("criterion", ["drawn", "change", "confidence"])
+def test_asked_tokens_are_the_same_when_what_is_of_no_use_to_them_stops(form, criterion):
+    model = halting(form, criterion)
+    ids, mask, packed, borders = some_batch()
+    call = {"cu_seqlens": borders, "read_out": model.read_out}
+    if criterion == "confidence":  # nobody else can halt
+        expected = reading_loop(model, ids, mask, AT)
+    else:
+        expected = [h[mask.bool()][AT] for h in plain_loop(model, ids, mask)[0]]
+    with torch.no_grad():
+        out = model.encoder(packed, **call, last_at=AT, output_states=True)
+        whole = model.encoder(packed, **call)
+    for ours, theirs in zip([*(h[0, AT] for h in out.states[:-1]), out.last_hidden_state[0]], expected, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    if criterion != "confidence":
+        assert (out.halted_at <= whole.halted_at).all()
+        assert torch.equal(out.halted_at[0, AT], whole.halted_at[0, AT])
+        assert int(out.halted_at.sum()) < int(whole.halted_at.sum())
+    assert int(out.halted_at[0, 17]) < len(model.config.schedule)  # a sequence that nobody asks about
+
+
+def reading_loop(model, ids, mask, at):
+    """The plain loop, where only tokens `at` can halt."""
+    asked = torch.zeros(int(mask.sum()), dtype=torch.bool).index_fill_(0, at, True)
+    everywhere = torch.zeros(mask.shape, dtype=torch.bool).masked_scatter_(mask.bool(), asked)
+    measure = model.encoder.criterion.measure
+    try:
+        model.encoder.criterion.measure = lambda *given: measure(*given).masked_fill(~everywhere, 0.0)
+        with torch.no_grad():
+            return [h[mask.bool()][at] for h in plain_loop(model, ids, mask)[0]]
+    finally:
+        del model.encoder.criterion.measure
+
+
+@every_form
+@pytest.mark.parametrize("packed", [False, True])
+def test_gradients_are_those_of_the_plain_loop(form, packed):
+    model = halting(form)
+    ids, mask, flat, borders = some_batch()
+    real, weights = mask.bool(), torch.randn(sum(LENGTHS), SMALL["hidden_size"], generator=torch.Generator().manual_seed(2))
+    if packed:
+        ours = model.encoder(flat, cu_seqlens=borders).last_hidden_state[0]
+    else:
+        ours = model.encoder(ids, attention_mask=mask).last_hidden_state[real]
+    theirs = plain_loop(model, ids, mask)[0][-1][real]
+    parameters = [p for name, p in model.encoder.named_parameters() if "criterion" not in name]
+    for one, two in zip(*(torch.autograd.grad((h * weights).sum(), parameters) for h in (ours, theirs)), strict=True):
+        assert two.norm() > 1e-4
+        assert (one - two).norm() < 1e-5 * two.norm().clamp(min=0.1)
+
+
+@pytest.mark.parametrize("form", ["gated", "rounds"])
+@pytest.mark.parametrize("asked", [None, AT])
+def test_sizes_in_buckets_change_no_state(form, asked, monkeypatch):
+    """What a GPU does, on the CPU: rows that are computed in vain, no sequence left out."""
+    model = halting(form)
+    packed, borders = some_batch()[2:]
+    with torch.no_grad():
+        expected = model.encoder(packed, cu_seqlens=borders, last_at=asked)
+        monkeypatch.setattr(live, "exact_sizes", lambda device: False)
+        rows = rows_computed(model)
+        found = model.encoder(packed, cu_seqlens=borders, last_at=asked)
+    first = round_of(model.config.schedule)
+    assert rows[:first] == [packed.shape[1]] * first
+    assert set(rows[first:]) == {64}
+    assert torch.equal(found.halted_at, expected.halted_at)
+    assert torch.allclose(found.last_hidden_state, expected.last_hidden_state, atol=1e-6)
+
+
+# Saved work -----------------------------------------------------------------------------------------------------------
+
+
+def rows_computed(model):
+    """How many tokens pass the FFN at each step, from now on."""
+    rows = []
+    for refiner in model.base_model.refiners:
+        refiner.ffn.register_forward_hook(lambda _module, _inputs, out: rows.append(out.shape[-2] * out.shape[0]))
+    return rows
+
+
+@pytest.mark.parametrize("form", ["gated", "rewrite", "rounds"])
+def test_live_tokens_alone_are_computed(form):
+    model = halting(form)
+    _, _, packed, borders = some_batch()
+    rows = rows_computed(model)
+    keys = []
+    for refiner in model.encoder.refiners:
+        refiner.attention.qkv.register_forward_hook(lambda _module, _inputs, out: keys.append(out.shape[1]))
+    with torch.no_grad():
+        taken = model.encoder(packed, cu_seqlens=borders).halted_at[0]
+    steps = range(1, len(model.config.schedule) + 1)
+    assert rows == [int((taken >= step).sum()) for step in steps if (taken >= step).any()]
+    # a token's keys and values are computed once more under each refiner when it has stopped, where somebody still reads them
+    size = round_of(model.config.schedule)
+    assert int(taken.sum()) < sum(keys) <= int(taken.sum()) + size * len(taken)
+
+
+def test_nothing_is_computed_for_sequences_that_are_done():
+    """A classifier reads first tokens: when one is sure, its sequence is done, and the batch is smaller."""
+    torch.manual_seed(0)
+    model = shake(pnn.PNNForSequenceClassification(pnn.PNNConfig(**SMALL, num_steps=5, num_labels=3)))
+    ids, mask, _, _ = some_batch()
+    with torch.no_grad():
+        states = model(ids, attention_mask=mask, output_states=True).states
+        sure = torch.stack([model.classifier(h[:, 0]).softmax(-1).amax(-1) for h in states])
+        threshold = float(sure[1:].quantile(0.6))
+        stops = [next((t for t in range(1, 5) if sure[t, row] >= threshold), 5) for row in range(len(ids))]
+        assert len(set(stops)) > 2
+        halt = {"criterion": "confidence", "threshold": threshold}
+        rows = rows_computed(model)
+        out = model(ids, attention_mask=mask, halt=halt)
+        expected = torch.stack([model.classifier(states[stop][row, 0]) for row, stop in enumerate(stops)])
+        assert torch.allclose(out.logits, expected, atol=1e-5)
+        assert out.halted_at[:, 0].tolist() == stops
+        assert rows[0] == ids.numel()
+        lengths = torch.tensor(LENGTHS)
+        live_rows = [int(lengths[torch.tensor(stops) >= step].sum()) for step in range(2, 5)]
+        assert rows[min(stops) : 4] == live_rows[min(stops) - 1 :]
+        assert rows[4:] == [sum(stop == 5 for stop in stops)]  # of the last step, first tokens alone
+        model.base_model.set_halt(halt)
+        assert torch.equal(model(ids, attention_mask=mask).logits, out.logits)
+        assert not torch.equal(model(ids, attention_mask=mask, halt=False).logits, out.logits)
+
+
+def test_a_batch_that_is_done_early_stops_early():
+    model = halting("gated", "learned")
+    packed, borders = some_batch()[2:]
+    with torch.no_grad():
+        model.encoder.criterion.bias.add_(100)
+        rows = rows_computed(model)
+        out = model(packed, cu_seqlens=borders, output_states=True)
+        assert len(rows) == 1
+        assert len(out.states) == 6
+        assert all(torch.equal(h, out.states[1]) for h in out.states[2:])
+        assert (out.halted_at == 1).all()
+        out = model(packed, cu_seqlens=borders, halt={"criterion": "learned", "threshold": 0.5, "min_steps": 3})
+        assert (out.halted_at == 3).all()
+
+
+# Training a unit ------------------------------------------------------------------------------------------------------
+
+
+def test_a_unit_in_training_draws_and_pays():
+    model = halting("rewrite", "learned", cost=0.25).train()
+    ids, mask, packed, borders = some_batch()
+    labels = torch.where(torch.arange(packed.shape[1]) % 3 == 0, packed, -100)
+    torch.manual_seed(0)
+    out = model(packed, cu_seqlens=borders, labels=labels, output_states=True)
+    assert 1 < out.halted_at.float().mean() < 5
+    assert out.step_cost.item() == pytest.approx(0.25 * float(out.halted_at.float().mean()))
+    for step in range(1, 5):  # who has halted has not moved, to the bit
+        stopped = out.halted_at[0] == step
+        assert torch.equal(out.states[step][0, stopped], out.states[-1][0, stopped])
+        assert not torch.equal(out.states[step][0, ~stopped], out.states[-1][0, ~stopped])
+    torch.manual_seed(0)
+    free = model(packed, cu_seqlens=borders, labels=labels, halt={"criterion": "learned", "threshold": 0.5})
+    assert out.loss.item() == pytest.approx((free.loss + out.step_cost).item())
+    out.loss.backward()
+    assert all(p.grad is not None and p.grad.norm() > 0 for p in model.encoder.criterion.parameters())
+    assert model(ids, attention_mask=mask).halted_at[mask == 0].sum() == 0
+
+
+@pytest.mark.parametrize("name", ["pnn_equations", "pnn_schedule"])
+def test_a_unit_that_never_stops_trains_the_model_as_it_was(name):
+    model = build(name).train()
+    packed, borders = some_batch()[2:]
+    labels = torch.where(torch.arange(packed.shape[1]) % 3 == 0, packed, -100)
+    call = {"input_ids": packed, "cu_seqlens": borders, "labels": labels}
+    before = [*torch.autograd.grad(model(**call).loss, list(model.parameters()))]
+    parameters = list(model.parameters())
+    model.encoder.set_halt({"criterion": "learned", "threshold": 0.5})
+    assert torch.equal(model.encoder.criterion.weight, torch.zeros(SMALL["hidden_size"]))
+    with torch.no_grad():
+        model.encoder.criterion.bias.fill_(-200.0)
+    after = torch.autograd.grad(model(**call).loss, parameters)
+    assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(before, after, strict=True))
+    model.encoder.set_halt({"criterion": "change", "threshold": 1e6})
+    assert model(**call).halted_at is None  # other criteria are for use, not for training
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_halting_is_saved_with_the_model(tmp_path):
+    model = halting("gated", "learned")
+    packed, borders = some_batch()[2:]
+    model.save_pretrained(tmp_path)
+    again = pnn.PNNForMaskedLM.from_pretrained(tmp_path).eval()
+    assert again.config.halt == {"criterion": "learned", "threshold": 0.5, "min_steps": 1}
+    with torch.no_grad():
+        ours, theirs = (one(packed, cu_seqlens=borders) for one in (model, again))
+    assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
+    assert torch.equal(ours.halted_at, theirs.halted_at)
+    model.encoder.set_halt(None)
+    model.save_pretrained(tmp_path / "without")
+    again = pnn.PNNForMaskedLM.from_pretrained(tmp_path / "without")
+    assert again.config.halt is None
+    assert not [name for name in again.state_dict() if "criterion" in name]
+
+
+def test_a_fresh_model_has_a_unit_that_is_told_to_go_on():
+    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, halt={"criterion": "learned", "threshold": 0.5}))
+    assert torch.sigmoid(model.encoder.criterion.bias).item() == pytest.approx(0.1)
+    assert not model.encoder.criterion.weight.any()
+
+
+@pytest.mark.parametrize(
+    ("halt", "more", "says"),
+    [
+        ({"criterion": "change", "threshold": 0.0}, {}, "threshold=0.0 must be above zero"),
+        ({"criterion": "change", "threshold": -1}, {}, "threshold=-1 must be above zero"),
+        ({"criterion": "change", "threshold": float("nan")}, {}, "must be above zero"),
+        ({"criterion": "change", "threshold": "high"}, {}, "threshold='high' is no number"),
+        ({"criterion": "learned", "threshold": 1.5}, {}, "learned never exceeds 1"),
+        ({"criterion": "mood", "threshold": 0.5}, {}, "criterion='mood' is none of change, confidence, learned"),
+        ({"criterion": "change"}, {}, "halt needs a threshold"),
+        ({"criterion": "change", "threshold": 0.1, "patience": 2}, {}, "halt has no key 'patience'"),
+        ({"criterion": "change", "threshold": 0.1, "min_steps": 0}, {}, "min_steps=0 must be 1 or more"),
+        ({"criterion": "change", "threshold": 0.1, "min_steps": 4}, {}, "no token would ever halt"),
+        ({"criterion": "change", "threshold": 0.1, "cost": 0.1}, {}, "is for training the learned unit"),
+        ({"criterion": "change", "threshold": 0.1}, {"num_steps": 1}, "halt needs two steps or more"),
+        ({"criterion": "change", "threshold": 0.1}, {"schedule": [0, 1, 2, 3]}, r"\[0, 1, 2, 3\] applies nothing again"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(halt, more, says):
+    with pytest.raises((ValueError, StrictDataclassError)) as refused:
+        pnn.PNNConfig(**SMALL, **more, halt=halt)
+    assert re.search(says, str(refused.value.__cause__ or refused.value))
+    if not more:
+        with pytest.raises(ValueError, match=says):
+            build("pnn_equations")(some_batch()[0], halt=halt)
+
+
+def test_calls_that_cannot_halt_are_refused_or_left_alone():
+    model, ids = build("pnn_equations"), some_batch()[0]
+    with pytest.raises(ValueError, match="has no learned unit"):
+        model(ids, halt={"criterion": "learned", "threshold": 0.5})
+    with pytest.raises(ValueError, match="needs two steps or more"):
+        model(ids, halt=NEVER, num_steps=1)
+    with pytest.raises(ValueError, match="leave out halt"):
+        model(ids, halt=NEVER, output_gates=True)
+    with pytest.raises(ValueError, match="needs a head that chooses"):
+        model.encoder(ids, halt={"criterion": "confidence", "threshold": 0.5})
+    with pytest.raises(ValueError, match="a BertBaselineModel has none"):
+        build("bert")(ids, halt=NEVER)
+    model.encoder.set_halt({"criterion": "change", "threshold": 1e6})
+    with torch.no_grad():
+        assert len(model(ids, output_gates=True).gates) == 4  # of every token at every step, as asked
+        assert model(ids, num_steps=0).halted_at is None
+        assert (model(ids, num_steps=1).halted_at == 1).all()
+
+
+def test_rounds_of_a_schedule():
+    assert [round_of(s) for s in ([0], [0] * 4, [0, 1, 0, 1], [0, 1, 2, 0], [0, 1, 2, 3], [0, 1, 1])] == [1, 1, 2, 3, 4, 3]
+
+
+def test_settings_come_and_go_as_what_a_config_holds():
+    halt = Halt.of({"criterion": "learned", "threshold": 0.7, "cost": 0.1})
+    assert Halt.of(halt.as_dict()) == halt
+    assert Halt.of(halt) is halt
+    assert Layout().attend is None
