@@ -131,6 +131,24 @@ def test_what_is_recorded_knows_when_the_model_is_another():
     assert where_weights_lie(model) is None
 
 
+@pytest.mark.parametrize("every_step", [False, True])
+def test_tokens_halt_as_the_config_says(every_step):
+    model, batch, at = build("pnn_equations"), batch_of(LENGTHS), torch.tensor([0, 4, 17, 18, 51])
+    model.encoder.set_halt({"criterion": "confidence", "threshold": 0.1})
+    asked = {"cu_seqlens": batch.cu_seqlens, "last_at": at, "read_out": model.read_out, "output_states": True}
+    with torch.no_grad():
+        expected = model.base_model(batch.input_ids[None], **asked)
+    assert 1 <= expected.halted_at[0, at].min() < 4
+    found = states_at(model, batch, at, every_step=every_step)
+    assert torch.equal(found[-1], expected.last_hidden_state[0])
+    if every_step:
+        assert all(torch.equal(ours, whole[0, at]) for ours, whole in zip(found, expected.states[:-1], strict=False))
+    whole = states_at(model, batch, at, halt=False)[-1]
+    assert not torch.allclose(found[-1], whole)
+    model.encoder.set_halt(None)
+    assert torch.equal(states_at(model, batch, at)[-1], whole)
+
+
 # Callers --------------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +190,23 @@ def test_evaluating_computes_the_last_step_at_targets(model, prepared):
         found.update(evaluate_masked(model, prepared.validation, prepared.validation_sequences, batch_tokens=400))
 
     assert sum(rows_of_last_step(model, work)) == found["targets"]
+
+
+def test_evaluating_computes_live_tokens_alone(model, prepared):
+    def rows(**halt):
+        counted = []
+        hook = model.base_model.refiners[0].ffn.register_forward_hook(lambda _m, _i, out: counted.append(out.shape[-2]))
+        found = evaluate_masked(model, prepared.validation, prepared.validation_sequences, batch_tokens=400, **halt)
+        hook.remove()
+        return sum(counted), found
+
+    every, plain = rows()
+    some, halted = rows(halt={"criterion": "change", "threshold": 0.5})
+    assert some < 0.9 * every
+    assert halted["loss"] != plain["loss"]
+    assert halted["targets"] == plain["targets"]
+    same, unchanged = rows(halt={"criterion": "change", "threshold": 1e-30})
+    assert (same, unchanged) == (every, plain)
 
 
 @pytest.mark.parametrize("every_step", [False, True])

@@ -283,6 +283,9 @@ def test_a_unit_in_training_draws_and_pays():
     torch.manual_seed(0)
     free = model(packed, cu_seqlens=borders, labels=labels, halt={"criterion": "learned", "threshold": 0.5})
     assert out.loss.item() == pytest.approx((free.loss + out.step_cost).item())
+    torch.manual_seed(0)
+    half = model(packed, cu_seqlens=borders, labels=labels, num_items_in_batch=2 * int((labels != -100).sum()))
+    assert half.loss.item() == pytest.approx(out.loss.item() / 2)  # one of an update's two batches pays half
     out.loss.backward()
     assert all(p.grad is not None and p.grad.norm() > 0 for p in model.encoder.criterion.parameters())
     assert model(ids, attention_mask=mask).halted_at[mask == 0].sum() == 0

@@ -305,7 +305,8 @@ def attention_waits(width: int, longest: int) -> bool:
 def flash_packed_attention(qkv: Tensor, layout: Layout) -> Tensor:
     borders = layout.cu_seqlens
     assert borders is not None
-    return flash(*qkv.unbind(1), borders, borders, layout.max_seqlen, layout.max_seqlen)
+    q, k, v = qkv.unbind(1)
+    return flash(q, k, v, borders, borders, layout.max_seqlen, layout.max_seqlen)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, q_borders: Tensor, k_borders: Tensor, q_longest: int, k_longest: int) -> Tensor:

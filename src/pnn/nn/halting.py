@@ -206,9 +206,9 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
 def _settled(rule: Rule, before: Tensor, after: Tensor, at: Tensor | None, chosen: Live | None, live: Tensor) -> Tensor:
     """Whom the criterion lets go, as a mask over all tokens."""
     rows = at if rule.criterion.reads and at is not None else None if chosen is None else chosen.here
-    states = [x.flatten(0, 1) if rows is None else x.flatten(0, 1).index_select(0, rows) for x in (before, after)]
+    was, now = (x.flatten(0, 1) if rows is None else x.flatten(0, 1).index_select(0, rows) for x in (before, after))
     with torch.no_grad():
-        settled = rule.criterion.settled(rule.criterion.measure(*states, rule.read), rule.halt.threshold)
+        settled = rule.criterion.settled(rule.criterion.measure(was, now, rule.read), rule.halt.threshold)
     return settled if rows is None else torch.zeros_like(live).index_copy(0, rows, settled)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pnn.nn import fast
-from pnn.nn.packing import Layout, bucket
+from pnn.nn.packing import Layout, bucket, padded_attention
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ class Live:
 def choose(here: Tensor, beside: Tensor, places: Places) -> Live:
     """From two masks over all tokens to their numbers."""
     if exact_sizes(here.device):
-        chosen = [mask.nonzero().squeeze(1) for mask in (here, beside)]
-        borders = torch.searchsorted(chosen[0], places.borders)
+        computed, kept = (mask.nonzero().squeeze(1) for mask in (here, beside))
+        borders = torch.searchsorted(computed, places.borders)
         sequences = borders.diff().nonzero().squeeze(1)
         borders = torch.cat((borders[sequences], borders[-1:]))
-        return Live(*chosen, sequences, borders, int(borders.diff().max()) if len(sequences) else 0)
+        return Live(computed, kept, sequences, borders, int(borders.diff().max()) if len(sequences) else 0)
     counts = torch.stack((here.sum(), beside.sum())).tolist()  # waits for the device, once
-    chosen = [_in_bucket(mask, count) for mask, count in zip((here, beside), counts, strict=True)]
-    borders = torch.searchsorted(chosen[0], places.borders)
+    computed, kept = (_in_bucket(mask, count) for mask, count in zip((here, beside), counts, strict=True))
+    borders = torch.searchsorted(computed, places.borders)
     sequences = torch.arange(len(borders) - 1, device=borders.device)
-    return Live(*chosen, sequences, borders, places.length, len(chosen[0]) - counts[0])
+    return Live(computed, kept, sequences, borders, places.length, len(computed) - counts[0])
 
 
 def exact_sizes(device: torch.device) -> bool:
@@ -144,7 +144,7 @@ class Memory:
         queries = q.index_select(0, spread.flatten()).view(-1, live.longest, heads, width)
         keep = None if self.places.keep is None else self.places.keep.index_select(0, self.sequences)
         k, v = (x.view(-1, self.places.length, heads, width) for x in (k, v))
-        return fast.padded_attention(queries, k, v, keep).reshape(-1, heads, width).index_select(0, collect)
+        return padded_attention(queries, k, v, keep).reshape(-1, heads, width).index_select(0, collect)
 
     def _by_borders(self, qkv: Tensor) -> bool:
         """Whether attention goes by the borders of packed sequences, and the memory's rows lie as the tokens do."""
