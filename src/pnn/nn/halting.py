@@ -187,7 +187,9 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
                 live, beside = live & asked, beside | (live & ~asked)
                 chosen = choose(live, beside & places.in_use(live), places)
             if len(chosen.here):
-                new = memories.setdefault(refiner, Memory(places)).step(refiner, h.flatten(0, 1), chosen)
+                if refiner not in memories:
+                    memories[refiner] = Memory(refiner, h, places)
+                new = memories[refiner].step(h.flatten(0, 1), chosen)
                 h = h.flatten(0, 1).index_copy(0, chosen.here, new.to(h.dtype)).view_as(h)
                 taken = taken + live
         states.append(h)

@@ -108,22 +108,24 @@ def _in_bucket(mask: Tensor, count: int) -> Tensor:
 
 
 class Memory:
-    """The keys and values of one refiner, of every token that was computed since somebody halted."""
+    """The keys and values of one refiner, of every token that was computed since somebody halted. Where flash attention goes by
+    the borders of packed sequences they lie as the tokens do, elsewhere in rows of one length, a sequence each."""
 
-    def __init__(self, places: Places):
-        self.places = places
-        self.sequences = torch.arange(len(places.borders) - 1, device=places.borders.device)  # whose rows it holds
-        self.rows: Tensor | None = None  # (sequences · length, 2, heads, d_head)
+    def __init__(self, refiner: Any, h: Tensor, places: Places):
+        self.refiner, self.places = refiner, places
+        self.by_borders = places.packed and fast.for_kernels(h) and fast.flash_takes(refiner.attention.head_width)
+        self.sequences = torch.arange(len(places.borders) - 1, device=h.device)  # whose rows it holds
+        self.rows: Tensor | None = None  # (tokens or sequences · length, 2, heads, d_head)
 
-    def step(self, refiner: Any, h: Tensor, live: Live) -> Tensor:
+    def step(self, h: Tensor, live: Live) -> Tensor:
         """The next states of the live tokens, from the states (N, d) of all."""
         self._leave_out(live.sequences)
         if len(live.beside):
             rest = Layout(rotation=self.places.rotation_at(live.beside))
-            kept = refiner.attention.keys_and_values(h.index_select(0, live.beside)[None], rest)
+            kept = self.refiner.attention.keys_and_values(h.index_select(0, live.beside)[None], rest)
             self._keep(live.beside, kept[0])
         layout = Layout(rotation=self.places.rotation_at(live.here), attend=lambda qkv: self.attend(qkv[0], live)[None])
-        new: Tensor = refiner(h.index_select(0, live.here)[None], layout)[0]
+        new: Tensor = self.refiner(h.index_select(0, live.here)[None], layout)[0]
         return new
 
     def attend(self, qkv: Tensor, live: Live) -> Tensor:
@@ -131,9 +133,9 @@ class Memory:
         self._keep(live.here, qkv[:, 1:])
         assert self.rows is not None
         q, (k, v) = qkv[:, 0], self.rows.unbind(1)
-        if self._by_borders(qkv):
-            longest = live.longest + live.filler
-            return fast.flash(q, k, v, live.borders.int(), self.places.borders.int(), longest, self.places.length)
+        if self.by_borders:
+            borders, longest = torch.searchsorted(live.here, self.places.borders), live.longest + live.filler
+            return fast.flash(q, k, v, borders.int(), self.places.borders.int(), longest, self.places.length)
         counts = live.borders.diff()
         within = torch.arange(live.longest, device=q.device).minimum((counts - 1).clamp(min=0)[:, None])
         spread = (live.borders[:-1, None] + within).clamp(max=len(q) - 1)
@@ -146,13 +148,9 @@ class Memory:
         k, v = (x.view(-1, self.places.length, heads, width) for x in (k, v))
         return padded_attention(queries, k, v, keep).reshape(-1, heads, width).index_select(0, collect)
 
-    def _by_borders(self, qkv: Tensor) -> bool:
-        """Whether attention goes by the borders of packed sequences, and the memory's rows lie as the tokens do."""
-        return self.places.packed and fast.for_kernels(qkv) and fast.flash_takes(qkv.shape[-1])
-
     def _keep(self, tokens: Tensor, kv: Tensor) -> None:
         count, places = len(self.places.row), self.places
-        if self._by_borders(kv):
+        if self.by_borders:
             rows = tokens
         else:  # the rows of sequences that nobody reads any more are gone
             gone = places.sequence[tokens] - torch.searchsorted(self.sequences, places.sequence[tokens])
@@ -163,7 +161,7 @@ class Memory:
 
     def _leave_out(self, sequences: Tensor) -> None:
         """Keep the rows of these alone."""
-        if len(sequences) == len(self.sequences):
+        if self.by_borders or len(sequences) == len(self.sequences):
             return
         if self.rows is not None:
             rows = self.rows.view(len(self.sequences), self.places.length, *self.rows.shape[1:])
