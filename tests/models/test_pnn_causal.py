@@ -163,6 +163,7 @@ def test_a_classifier_reads_the_last_real_token(tmp_path):
     ("wrong", "message"),
     [
         ({"positions": "learned"}, 'positions="learned": a causal PNN has rotary positions'),
+        ({"halt": {"criterion": "change", "threshold": 0.1}}, "halt: tokens of a causal PNN do not halt"),
         ({"num_attention_heads": 16}, "heads of 1 numbers cannot be rotated"),
         ({"num_steps": 0, "schedule": None}, "num_steps=0, but at least one step is needed"),
         ({"update": "add"}, "update='add' is none of gated, delta, rewrite"),

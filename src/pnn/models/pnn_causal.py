@@ -58,6 +58,8 @@ class PNNCausalConfig(PNNConfig):
         """Called by `@strict`, beside what a PNNConfig checks."""
         if self.positions != "rotary":
             raise ValueError(f'positions="{self.positions}": a causal PNN has rotary positions')
+        if self.halt is not None:
+            raise ValueError("halt: tokens of a causal PNN do not halt, because later ones read every step of them")
 
 
 class PNNCausalPreTrainedModel(PnnPreTrainedModel):
