@@ -18,11 +18,11 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from pnn.bench import flops
 from pnn.bench.timing import clean_slate, machine, matrix_rate
 from pnn.bench.training import device_of, text_of, trainer_of, updates_of
 from pnn.config import RunConfig, load_config
 from pnn.files import write_json
+from pnn.models import flops
 from pnn.training.optim import learning_rate
 from pnn.turns import synchronize
 

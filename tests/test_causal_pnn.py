@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pnn.bench.flops import inference_flops, passed_in_blocks, training_flops
+from pnn.models.flops import inference_flops, passed_in_blocks, training_flops
 from pnn.models.sections import build_model, model_config
 from pnn.runs import BY_SEQUENCE
 from pnn.stats import Estimate

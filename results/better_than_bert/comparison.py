@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pnn.bench.flops import training_flops
 from pnn.config import RunConfig
+from pnn.models.flops import training_flops
 from pnn.models.sections import model_config
 from pnn.runs import read_config, read_json, read_metrics
 from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Estimate, seeds_and_sequences, student, verdict

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from arms import ARMS, FAMILIES, PAIRS, RATES, SIZES, best_rates, model_of
 
-from pnn.bench.flops import inference_flops, training_flops
 from pnn.errors import UserError
 from pnn.files import write_between, write_json
+from pnn.models.flops import inference_flops, training_flops
 from pnn.models.sections import model_config
 from pnn.numbers import estimate, short_count
 from pnn.results import median_speed

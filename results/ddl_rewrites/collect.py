@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pnn.bench.flops import training_flops
 from pnn.bench.training import row_name
 from pnn.figures.decoders import Curve, matched_curves
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
+from pnn.models.flops import training_flops
 from pnn.models.sections import model_config
 from pnn.runs import check_commit, read_config, read_json, read_metrics
 from pnn.stats import Estimate, student

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from small_cycles import LENGTH, language
 
-from pnn.bench.flops import inference_flops
 from pnn.data.masking import SpecialTokens
+from pnn.models.flops import inference_flops
 from pnn.plasticity import Text, prune
 from pnn.plasticity.measure import flops_per_token, held_out_loss, missing_capacity, size, speeds
 from pnn.plasticity.phases import learn_round

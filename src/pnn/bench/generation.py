@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pnn.bench import flops
 from pnn.bench.inference import inference_precision
 from pnn.bench.naive import DTYPES
 from pnn.bench.timing import Budget, clean_slate, peak_memory
 from pnn.bench.training import device_of, parameters_of, row_name, size_of
 from pnn.config import RunConfig
+from pnn.models import flops
 from pnn.models.sections import build_model, model_config
 from pnn.turns import take_turns
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pnn.bench import flops
 from pnn.bench.naive import DTYPES, NaivePNN
 from pnn.bench.padding import pad
 from pnn.bench.timing import Budget, clean_slate, peak_memory, time_updates
@@ -38,6 +37,7 @@ from pnn.config import RunConfig
 from pnn.data.batches import PackedBatch, TrainingStream, special_tokens
 from pnn.data.masking import Masked
 from pnn.evaluation.passes import states_at
+from pnn.models import flops
 from pnn.training.loop import Trainer
 
 BATCHES = 8  # of `evaluation.batch_tokens` tokens each, used in turn

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel
 
-from pnn.bench import flops
 from pnn.bench.inference import dtype_of, inference_precision
 from pnn.bench.naive import DTYPES
 from pnn.bench.timing import Budget, clean_slate, peak_memory
@@ -26,6 +25,7 @@ from pnn.config import RunConfig
 from pnn.data.batches import pack
 from pnn.evaluation.passes import states_at
 from pnn.export.onnx import check_installed, write_onnx
+from pnn.models import flops
 from pnn.models.sections import build_model, model_config
 from pnn.turns import take_turns
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pnn.bench import flops
 from pnn.bench.bounds import rewriting_bytes
 from pnn.bench.naive import MICRO_BATCH_ROWS, NaivePNN, NaiveTrainer, check_published_design
 from pnn.bench.padding import Padded, micro_batches, pad
@@ -25,6 +24,7 @@ from pnn.bench.timing import Budget, clean_slate, peak_memory, time_updates
 from pnn.bench.transformers_bert import build_bert, micro_batch_rows, time_bert_training
 from pnn.config import RunConfig
 from pnn.data.batches import special_tokens
+from pnn.models import flops
 from pnn.models.bert import BertBaselineConfig
 from pnn.models.ddl import DDLConfig
 from pnn.models.pnn import PNNConfig

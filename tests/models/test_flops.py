@@ -1,10 +1,11 @@
 """FLOPs a token against arithmetic done by hand."""
 
+import numpy as np
 import pytest
 
 import pnn
-from pnn.bench.flops import inference_flops, training_flops
 from pnn.config import load_config
+from pnn.models.flops import halting_flops, inference_flops, training_flops
 from pnn.models.sections import model_config
 
 WIDTH, VOCABULARY = 768, 30522
@@ -72,3 +73,26 @@ def test_a_causal_pnns_refiner_costs_what_a_layer_does_and_a_round_what_its_laye
     assert counted == pytest.approx([counted[0]] * 3)
     every_step = pnn.PNNCausalConfig(**shared, ffn="geglu", intermediate_size=192, schedule=[0, 1, 2] * 2, update="rewrite")
     assert training_flops(every_step, 32, 1.0) - counted[0] == pytest.approx(6 * 5 * 96 * 500)
+
+
+def test_tokens_that_halt_pay_for_keys_and_values_once_more():
+    config, live = pnn.PNNConfig(), 2 * REFINER + 4 * 5 * WIDTH
+    taken = np.array([1, 1, 4, 3, 0])
+    by_hand = live * 9 + 4 * 4 * WIDTH**2 + 2 * HEAD  # all but the one that takes all steps have halted before the end
+    assert halting_flops(config, taken, 1) == pytest.approx(by_hand)
+    assert halting_flops(config, np.array([2, 2]), 1) == pytest.approx(4 * (2 * REFINER + 4 * 2 * WIDTH) + 2 * HEAD)
+
+
+def test_each_refiner_that_is_to_come_needs_its_own_keys_and_values():
+    config = pnn.PNNConfig(schedule=[0, 1, 0, 1])
+    more = halting_flops(config, np.array([2, 4]), 1) - halting_flops(pnn.PNNConfig(), np.array([2, 4]), 1)
+    assert more == pytest.approx(4 * WIDTH**2)
+
+
+def test_all_steps_cost_what_inference_does_less_what_nobody_reads():
+    """`inference_flops` has queries and attention at the last step for all tokens, of which only targets are read."""
+    config, length, targets = pnn.PNNConfig(), 80, 12
+    taken = np.where(np.arange(length) < targets, 4, 3)
+    whole = length * inference_flops(config, length, targets / length)
+    unread = (length - targets) * (2 * WIDTH**2 + 4 * length * WIDTH)
+    assert halting_flops(config, taken, targets) == pytest.approx(whole - unread)

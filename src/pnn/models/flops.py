@@ -13,6 +13,10 @@ activations and the optimiser are left out, as is usual. Padding is no work: a b
 
 A decoder's token attends to those before it, half of the row on average, and every token but a row's first is predicted. What
 reads and rewrites its state (compressors, directions) is elementwise and left out; the matrices that say what to write count.
+
+Tokens of a PNN may halt (`halting_flops`): such a token keeps its state, and others go on reading it. A live token passes the
+whole block and attends; one that has halted passes the matrices of keys and values once more, for each refiner that is still
+to come. Tokens that are not predicted are not asked for the last step, so all steps are T for a target and T − 1 for others.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ import json
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from pnn.models.bert import BertBaselineConfig
@@ -83,3 +89,14 @@ def inference_flops(config: Any, attended: float, target_share: float, num_steps
     steps = blocks(config) if num_steps is None else num_steps
     passed = passed_in_blocks(config, steps, target_share) + target_share * head_parameters(config)
     return 2 * passed + 4 * attended * config.hidden_size * steps
+
+
+def halting_flops(config: PNNConfig, taken: NDArray[np.int64], targets: int) -> float:
+    """FLOPs of one sequence where each token takes so many steps and then halts. Nothing is computed once all have."""
+    assert config.schedule is not None
+    last = int(taken.max())
+    refiners_to_come = np.array([len(set(config.schedule[step:last])) for step in range(last + 1)])
+    live = 2 * block_parameters(config) + 4 * len(taken) * config.hidden_size
+    keys_and_values = 2 * 2 * config.hidden_size**2
+    head = 2 * targets * head_parameters(config)
+    return float(live * taken.sum() + keys_and_values * refiners_to_come[taken].sum() + head)
