@@ -1,0 +1,295 @@
+"""What could be saved if tokens stopped when they are done? A bound for halting, beside fewer steps for everyone.
+
+An oracle (`analysis.halting_bound`) lets each token halt as early as it can. Beside it, in the same FLOPs (`models.flops`):
+
+* the dial: the same number of steps for every token, 1 … T. This is what halting has to beat;
+* two dials: so many steps for masked tokens, fewer for all others. It takes no criterion: a model knows what it is asked for;
+* chance: every token takes as many steps as some other token under the oracle, so the budget is the same.
+
+Three oracles differ in what they may do:
+
+* `bound`: no masked prediction changes, and a token takes one step at least, after which a criterion can look at it;
+* `from_the_start`: a token may keep its embedding;
+* `right_answers`: as `bound`, but what is wrong after all steps may become wrong in another way.
+
+Ideal speed is the share of FLOPs: what a machine would reach that computes live tokens alone and pays for nothing else.
+Sequences without a masked token are left out. With several refiners in turn only the bound is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pnn.analysis.halting_bound import Rows, at_random, dial, halts_after, oracle
+from pnn.analysis.subject import Subject, with_steps
+from pnn.analysis.totals import Array, Totals, difference_of_ratios, finding, ratios, two_ratios
+from pnn.data import synthetic
+from pnn.evaluation.masked import embedded_corpus
+from pnn.models.base import MaskedLMBase
+from pnn.models.flops import halting_flops
+from pnn.models.registry import kind_of
+from pnn.results import Finding
+from pnn.stats import bootstrap
+from pnn.studies.registry import Analysis
+
+SAMPLE = 500  # sequences: the oracle reads each tens of times
+ORACLES: dict[str, dict[str, Any]] = {
+    "bound": {"earliest": 1},
+    "from_the_start": {"earliest": 0},
+    "right_answers": {"earliest": 1, "right_only": True},
+}
+KINDS = ("masked", "special", "ordinary")
+QUARTERS = ("rarest quarter", "rare", "frequent", "most frequent quarter")
+RIGHT, WRONG = range(2)
+LOSE = 0.003  # of accuracy: what the dial may lose where the bound is compared with it
+FASTER = 0.15  # halting is worth its trouble from 1.15 times the dial's speed on
+MARGIN = 0.1  # steps
+POINT = 0.01  # of accuracy
+
+
+def with_refiners(model: MaskedLMBase) -> str | None:
+    return None if kind_of(model).has_steps else "the model has layers, not refinement steps, and nothing in it can halt"
+
+
+def with_all_heads(model: MaskedLMBase) -> str | None:
+    changed = getattr(model.config, "head_map", None) is not None
+    return "heads were removed or added, so its FLOPs do not follow from its config" if changed else None
+
+
+ABOUT = Analysis(
+    question="What could be saved if tokens stopped when they are done?",
+    picture=(
+        "Accuracy against ideal speed, counted in FLOPs: the same number of steps for everyone (the dial), fewer steps for "
+        "tokens that are not masked (masked/others), an oracle that lets each token halt as soon as no masked prediction "
+        "depends on it any more, and as many steps as the oracle's dealt out at random. Other oracles may leave embeddings as "
+        "they are, or give up what is wrong anyway. Below, after how many steps tokens halt under the first oracle."
+    ),
+    hypotheses={
+        "bound_beats_the_dial": "knowing when to halt each token is worth more than 1.15 times the speed of the dial",
+        "two_dials_beat_one": (
+            "so many steps for masked tokens and fewer for all others are more than 1.15 times as fast as the dial"
+        ),
+        "who_halts_matters": "the same steps dealt out at random cost more than a point of accuracy",
+        "rare_tokens_halt_later": "of the tokens that are not masked, rare ones halt later than frequent ones",
+        "wrong_tokens_halt_later": "masked tokens that end wrong halt later than those that end right",
+    },
+    needs=(with_refiners, with_steps(2), with_all_heads),
+)
+
+
+def run(subject: Subject) -> dict[str, Any]:
+    """What analysis/halting.json holds."""
+    model, steps = subject.model, subject.num_steps
+    text = replace(subject.text, sequences=subject.text.sequences[:SAMPLE])
+    totals, model = Totals(len(text)), model.eval()
+    batches = [rows for batch in text.batches() if len((rows := Rows.of(model, batch)).sequence)]
+    halted = {name: [oracle(rows, **how) for rows in batches] for name, how in ORACLES.items()}
+    pools = {
+        name: torch.cat([taken[_at(rows, name)].cpu() for rows, taken in zip(batches, halted["bound"], strict=True)])
+        for name in ("targets", "context")
+    }
+    halted["random"] = [at_random(rows, pools) for rows in batches]
+    frequency = _frequencies(text.tokens, subject.text.sequences, model.config.vocab_size)
+    edges = _quarters(torch.cat([frequency[_words(rows, text.special.never_masked)] for rows in batches]))
+    pairs = [(m, k) for m in range(2, steps + 1) for k in halts_after(model, 0) if k < m - 1]
+    for number, rows in enumerate(batches):
+        sequence = torch.from_numpy(rows.sequence)
+        totals.add("targets", sequence, rows.targets.sum(1).cpu())
+        totals.add("tokens", sequence, rows.keep.sum(1).cpu())
+        for step in range(1, steps + 1):
+            _add_condition(totals, f"dial {step}", rows, dial(rows, step))
+        for masked, others in pairs:
+            _add_condition(totals, f"dials {masked} {others}", rows, dial(rows, masked, others))
+        for name, found in halted.items():
+            _add_condition(totals, name, rows, found[number])
+        _add_tokens(totals, rows, {name: halted[name][number] for name in ("bound", "random")}, text, frequency, edges)
+    by_step = [{"steps": step, **_described(totals, f"dial {step}", steps)} for step in range(1, steps + 1)]
+    two = [{"masked": m, "others": k, **_described(totals, f"dials {m} {k}", steps)} for m, k in pairs]
+    result: dict[str, Any] = {
+        "num_steps": steps,
+        "num_refiners": model.config.num_refiners,
+        "halts_after": halts_after(model, 1),
+        "sampled": int((totals.of("targets") > 0).sum()),
+        "targets": int(totals.of("targets").sum()),
+        "tokens": int(totals.of("tokens").sum()),
+        "flops_per_token": float(totals.of(f"dial {steps} flops").sum() / totals.of("tokens").sum()),
+        "dial": by_step,
+        "two_dials": two,
+        "oracles": {name: _described(totals, name, steps) for name in ORACLES},
+    }
+    fewest = f"dial {_fastest(by_step)['steps']}"
+    result["findings"] = {"bound_beats_the_dial": _beats_the_dial(totals, "bound_beats_the_dial", "bound", fewest)}
+    if two and (fastest := _fastest(two)) is not None:
+        name = f"dials {fastest['masked']} {fastest['others']}"
+        result["findings"]["two_dials_beat_one"] = _beats_the_dial(totals, "two_dials_beat_one", name, fewest)
+    if model.config.num_refiners == 1:
+        result |= {"random": _described(totals, "random", steps), **_who_halts(totals, steps)}
+        result["findings"] |= _findings(totals, steps)
+    return result
+
+
+# Conditions: how far each comes, and what it costs ---------------------------------------------------------------------
+
+
+def _add_condition(totals: Totals, name: str, rows: Rows, taken: Tensor) -> None:
+    """Right predictions and FLOPs of each sequence."""
+    h = rows.states(taken)[-1]
+    right = rows.predictions(h) == rows.labels
+    totals.add(f"{name} correct", torch.from_numpy(rows.sequence)[rows.row_of_target.cpu()], right.cpu())
+    config: Any = rows.model.config
+    each = zip(taken.cpu().numpy(), rows.keep.cpu().numpy(), rows.targets.sum(1).tolist(), strict=True)
+    flops = [halting_flops(config, row[keep], targets) for row, keep, targets in each]
+    totals.add(f"{name} flops", torch.from_numpy(rows.sequence), torch.tensor(flops, dtype=torch.float64))
+
+
+def _described(totals: Totals, name: str, steps: int) -> dict[str, Any]:
+    """Accuracy, what is lost of it, and FLOPs as a share of all steps'."""
+    columns = (f"{name} correct", f"dial {steps} correct", "targets", f"{name} flops", f"dial {steps} flops")
+    sums = np.concatenate([totals.of(column) for column in columns], 1)
+    return {
+        "accuracy": ratios(totals, f"{name} correct", "targets", shares=True)[0],
+        "points_lost": bootstrap(sums, lambda s: (s[..., 1] - s[..., 0]) / s[..., 2]).as_json(),
+        "flops_share": bootstrap(sums, lambda s: s[..., 3] / s[..., 4]).as_json(),
+        "ideal_speedup": bootstrap(sums, lambda s: s[..., 4] / s[..., 3]).as_json(),
+    }
+
+
+def _fastest(rows: list[dict[str, Any]]) -> Any:
+    """Of those that lose little enough here; None if all lose more."""
+    good = [row for row in rows if row["points_lost"]["value"] <= LOSE]
+    return min(good, key=lambda row: row["flops_share"]["value"], default=None)
+
+
+def _beats_the_dial(totals: Totals, hypothesis: str, name: str, fewest: str) -> Finding:
+    words = {"bound": "the bound", "dial": "{} steps for everyone", "dials": "{} steps for masked tokens and {} for others"}
+    fast, slow = (words[kind].format(*numbers) for kind, *numbers in (name.split(), fewest.split()))
+    return finding(
+        ABOUT.hypotheses[hypothesis],
+        f"ideal speed of {fast} over that of {slow}, less one; what may lose accuracy is the fastest that loses at most "
+        f"{100 * LOSE:g} points here",
+        np.concatenate((totals.of(f"{fewest} flops"), totals.of(f"{name} flops")), 1),
+        lambda sums: sums[..., 0] / sums[..., 1] - 1,
+        margin=FASTER,
+    )
+
+
+# Tokens: which stop when -----------------------------------------------------------------------------------------------
+
+
+def _at(rows: Rows, name: str) -> Tensor:
+    return rows.targets if name == "targets" else rows.keep & ~rows.targets
+
+
+def _ordinary(rows: Rows, never_masked: tuple[int, ...]) -> Tensor:
+    return rows.keep & ~rows.targets & ~torch.isin(rows.words, rows.words.new_tensor(never_masked))
+
+
+def _words(rows: Rows, never_masked: tuple[int, ...]) -> Tensor:
+    return rows.words[_ordinary(rows, never_masked)].cpu()
+
+
+def _frequencies(tokens: Any, sequences: Any, vocabulary: int) -> Tensor:
+    """How often each token stands in the held-out text."""
+    return torch.from_numpy(np.bincount(tokens.take(sequences), minlength=vocabulary))
+
+
+def _quarters(frequencies: Tensor) -> Tensor:
+    """Three frequencies that cut these tokens in four, as equally as they can."""
+    return frequencies.double().quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+
+
+def _add_tokens(totals: Totals, rows: Rows, halted: dict[str, Tensor], text: Any, frequency: Tensor, edges: Tensor) -> None:
+    special, corpus = text.special.never_masked, embedded_corpus(text.tokens.manifest)
+    ordinary, keep, targets = (x.cpu() for x in (_ordinary(rows, special), rows.keep, rows.targets))
+    words, sequence = rows.words.cpu(), torch.from_numpy(rows.sequence)[:, None].expand(keep.shape)
+    right = torch.zeros_like(keep)
+    right[targets] = (rows.predictions(rows.states(rows.all_steps)[-1]) == rows.labels).cpu()
+    groups = {
+        "kind": (keep, torch.where(targets, 0, torch.where(ordinary, 2, 1)), len(KINDS)),
+        "frequency": (ordinary, torch.bucketize(frequency[words].double(), edges), len(QUARTERS)),
+        "outcome": (targets, torch.where(right, RIGHT, WRONG), 2),
+    }
+    if corpus is not None:
+        kinds = torch.from_numpy(synthetic.language(corpus).kind_of_word[words.numpy()])
+        groups["kind of word"] = (ordinary, kinds.long().clamp(min=0), len(synthetic.KINDS))
+    most = int(rows.all_steps.max())
+    for name, (at, group, size) in groups.items():
+        which = torch.nn.functional.one_hot(group[at], size)
+        totals.add(f"{name} tokens", sequence[at], which)
+        for who, taken in halted.items():
+            totals.add(f"{name} {who}", sequence[at], which * taken.cpu()[at][:, None])
+        counts = torch.nn.functional.one_hot(halted["bound"].cpu()[at], most + 1)
+        totals.add(f"{name} counts", sequence[at], which[:, :, None] * counts[:, None])
+
+
+def _who_halts(totals: Totals, steps: int) -> dict[str, Any]:
+    def rows(name: str, labels: tuple[str, ...]) -> dict[str, Any]:
+        counts = totals.of(f"{name} counts").sum(0).reshape(len(labels), steps + 1)
+        means, chance = (ratios(totals, f"{name} {who}", f"{name} tokens") for who in ("bound", "random"))
+        return {
+            label: {
+                "tokens": int(counts[i].sum()),
+                "steps": means[i],
+                "steps_at_random": chance[i],
+                "halted_after": [int(n) for n in counts[i]],
+            }
+            for i, label in enumerate(labels)
+            if counts[i].any()
+        }
+
+    found = {"by_kind_of_word": rows("kind of word", tuple(synthetic.KINDS))} if "kind of word counts" in totals else {}
+    return {
+        "by_kind": rows("kind", KINDS),
+        "by_frequency": rows("frequency", QUARTERS),
+        "by_outcome": rows("outcome", ("right", "wrong")),
+    }
+    return found | (
+        {"by_kind_of_word": rows("kind of word", tuple(synthetic.KINDS))} if "kind of word counts" in totals else {}
+    )
+
+
+def _findings(totals: Totals, steps: int) -> dict[str, Finding]:
+    def later(name: str, group: str, one: int, other: int, measure: str) -> Finding:
+        columns = [two_ratios(totals, f"{group} {who}", f"{group} tokens", one, other) for who in ("bound", "random")]
+        return finding(
+            ABOUT.hypotheses[name],
+            measure,
+            np.concatenate(columns, 1),
+            lambda sums: difference_of_ratios(sums[..., :4]),
+            margin=MARGIN,
+            control="as many steps dealt out at random",
+            control_statistic=lambda sums: difference_of_ratios(sums[..., 4:]),
+        )
+
+    def cost(sums: Array) -> Array:
+        lost: Array = (sums[..., 0] - sums[..., 1]) / sums[..., 2]
+        return lost
+
+    return {
+        "who_halts_matters": finding(
+            ABOUT.hypotheses["who_halts_matters"],
+            "accuracy under the bound − accuracy with its steps dealt out at random",
+            np.concatenate([totals.of(name) for name in ("bound correct", "random correct", "targets")], 1),
+            cost,
+            margin=POINT,
+        ),
+        "rare_tokens_halt_later": later(
+            "rare_tokens_halt_later",
+            "frequency",
+            0,
+            len(QUARTERS) - 1,
+            "mean steps of the rarest quarter − those of the most frequent quarter, of tokens that are not masked",
+        ),
+        "wrong_tokens_halt_later": later(
+            "wrong_tokens_halt_later",
+            "outcome",
+            WRONG,
+            RIGHT,
+            "mean steps of masked tokens that end wrong − those of masked tokens that end right",
+        ),
+    }
