@@ -242,7 +242,7 @@ def blocks_of(model: MaskedLMBase, num_steps: int | None = None) -> list[nn.Modu
     if not kind_of(model).has_steps:
         return list(encoder.blocks)[:num_steps]
     schedule: list[int] = encoder.config.schedule
-    return [encoder.refiners[schedule[t % len(schedule)]] for t in range(num_steps or len(schedule))]
+    return [encoder.refiners[schedule[t % len(schedule)]] for t in range(num_steps or encoder.config.num_steps)]
 
 
 def part_of(block: nn.Module, name: str) -> nn.Module:

@@ -36,6 +36,7 @@ ORDER = (
     "compare",
     "report",
     "plasticity",
+    "calibrate",
     "finetune",
     "export",
     "bench",
@@ -122,6 +123,7 @@ def main() -> None:
     from pnn.cli import (  # noqa: F401  (each registers its commands)
         analyze,
         bench,
+        calibrate,
         compare,
         configs,
         data,

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pnn.evaluation.fill import Filled
 from pnn.kinds import of_result
-from pnn.numbers import bare_per_cent, estimate, interval, per_cent, short_count
+from pnn.numbers import bare_per_cent, count, estimate, interval, per_cent, short_count
 from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Json, Prediction, Tasks, TaskScore, texts_of
 
 FILE_COLUMNS = 160
@@ -366,3 +366,24 @@ def print_sweep(result: Json) -> None:
             about = (short_count(arm["parameters"]), str(len(arm["seeds"])), text, "accuracy, %" if accuracy else "loss, nats")
             table.add_row(arm["name"], *about, estimate(found, digits, scale=scale), *cells)
     show(table)
+
+
+def print_calibration(run: str, result: Json) -> None:
+    """Every setting as it does on the half that checks; then the choice in a sentence."""
+    table = Table(title="every setting, measured on text that did not choose", title_justify="left")
+    for name in ("setting", "accuracy, %", "points lost", "95 % interval", "FLOPs", "time"):
+        table.add_column(name, justify="left" if name == "setting" else "right")
+    for row in result["rows"]:
+        lost = row["lost"]
+        cells = [bare_per_cent(row["accuracy"]), bare_per_cent(lost["value"], 2), interval(lost["interval"], 2)]
+        shares = [per_cent(row[key], 0) for key in ("flops_share", "time_share")]
+        table.add_row(row["setting"], *cells, *shares)
+    show(table)
+    chosen, lost = result["chosen"], result["lost"]
+    costs = f"{bare_per_cent(lost['value'], 2)} ({interval(lost['interval'], 2)}) points are lost"
+    shares = [per_cent(result[key], 0) for key in ("flops_share", "time_share")]
+    print(
+        f"{chosen}: {costs} on {count(result['targets']['checked'])} masked tokens that did not choose, "
+        f"for {shares[0]} of the FLOPs and {shares[1]} of the time."
+    )
+    print(f"Stored in {result['checkpoint']}: fill, evaluate, finetune and export use it. Back: pnn calibrate {run} --undo")

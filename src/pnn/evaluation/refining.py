@@ -84,7 +84,7 @@ def trained_steps(config: Any) -> list[int]:
     """The steps or layers after which the head was trained to read."""
     if not kind_of(config).has_steps:
         return [config.num_hidden_layers]
-    weights = config.step_weights or [1.0] * config.num_steps
+    weights = config.step_weights or [1.0] * (config.trained_steps or config.num_steps)
     return [step for step, weight in enumerate(weights, 1) if weight > 0]
 
 

@@ -36,7 +36,7 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
                 f"--num-steps {steps}: the schedule {config.schedule} needs {len(config.schedule)} to use every refiner"
             )
         loading.note_untrained_steps(steps, config)
-        config.num_steps, config.schedule, config.step_weights = steps, schedule, None
+        config.num_steps, config.trained_steps, config.schedule, config.step_weights = steps, None, schedule, None
     return config
 
 

@@ -88,8 +88,9 @@ def note_untrained_steps(asked: int | None, config: Any) -> None:
     """Fewer steps than trained are fine where the loss is taken after each, as it is unless `step_weights` says otherwise."""
     if not asked:
         return
-    if asked > config.num_steps:
-        trained = f"trained with {config.num_steps} steps: it has not learnt to use more"
+    steps = config.trained_steps or config.num_steps
+    if asked > steps:
+        trained = f"trained with {steps} steps: it has not learnt to use more"
         say(f"note: --num-steps {asked:,}, but the model was {trained}")
     elif config.step_weights is not None and config.step_weights[asked - 1] == 0:
         read = ", ".join(str(step) for step, weight in enumerate(config.step_weights, 1) if weight > 0)

@@ -58,6 +58,7 @@ class PNNConfig(PreTrainedConfig):
     intermediate_size: int = 2048
     max_position_embeddings: int = 128
     num_steps: int | None = None  # None: the schedule's length, or four
+    trained_steps: int | None = None  # how many there were in training, where `pnn calibrate` chose fewer since
     schedule: list[int] | None = None  # None: refiner 0 at every step
     step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
     update: str = "gated"  # "delta", "rewrite": see nn/updates
@@ -81,7 +82,7 @@ class PNNConfig(PreTrainedConfig):
         if self.num_steps is None:
             self.num_steps = 4 if self.schedule is None else len(self.schedule)
         if self.schedule is None and isinstance(self.num_steps, int):
-            self.schedule = [0] * self.num_steps
+            self.schedule = [0] * (self.trained_steps or self.num_steps)
         super().__post_init__(**kwargs)
 
     def validate_refinement(self) -> None:
@@ -90,15 +91,16 @@ class PNNConfig(PreTrainedConfig):
         assert self.schedule is not None
         assert self.num_steps is not None
         if set(self.schedule) == {0}:  # one refiner: the number of steps says it all, and may have been changed since
-            self.schedule = [0] * self.num_steps
+            self.schedule = [0] * (self.trained_steps or self.num_steps)
         if self.num_steps < 1:
             raise ValueError(f"num_steps={self.num_steps}, but at least one step is needed")
-        if len(self.schedule) != self.num_steps:
-            raise ValueError(f"schedule has {len(self.schedule)} entries, but num_steps={self.num_steps}")
+        name, steps = ("num_steps", self.num_steps) if self.trained_steps is None else ("trained_steps", self.trained_steps)
+        if len(self.schedule) != steps:
+            raise ValueError(f"schedule has {len(self.schedule)} entries, but {name}={steps}")
         if sorted(set(self.schedule)) != list(range(max(self.schedule) + 1)):
             raise ValueError(f"schedule={self.schedule} must use refiners 0, 1, 2, … without a gap")
-        if self.step_weights is not None and len(self.step_weights) != self.num_steps:
-            raise ValueError(f"step_weights has {len(self.step_weights)} entries, but num_steps={self.num_steps}")
+        if self.step_weights is not None and len(self.step_weights) != steps:
+            raise ValueError(f"step_weights has {len(self.step_weights)} entries, but {name}={steps}")
         if self.step_weights is not None and (min(self.step_weights) < 0 or self.step_weights[-1] == 0):
             raise ValueError(f"step_weights={self.step_weights} must not be below zero, and the last must be above it")
         if self.update not in UPDATES:

@@ -31,6 +31,7 @@ SIZES = (
     "max_position_embeddings",
     "num_steps",
     "num_rounds",
+    "trained_steps",
 )
 PLAIN = (bool, int, float, str, type(None))  # what a YAML file can say
 

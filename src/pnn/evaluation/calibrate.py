@@ -1,0 +1,294 @@
+"""How much can a model leave out if it may lose so many points? `pnn calibrate` finds that and stores it in the model's config.
+
+A *setting* is what of a config says how much is computed: for now the number of refinement steps. Every setting is measured
+the same way: predictions of the same masked tokens, FLOPs, and the time of the same batch, all settings in turns. One half of
+the sequences chooses the fastest setting that loses at most `lose` of accuracy there. The other half, which did not choose,
+says what it costs, with a paired interval. Both halves are text that the run held out; texts that its config evaluates on
+besides (`evaluation.sets`) are never read here, so they stay a test.
+
+What is stored is `num_steps`; `trained_steps` then keeps how many there were in training. Whoever loads the model reads it, so
+`fill`, `evaluate`, `finetune` and `export` follow. An ONNX graph has that number of steps built in.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pnn import runs
+from pnn.config import DataConfig, EvaluationConfig
+from pnn.data import run_tokens
+from pnn.data.batches import PackedBatch, evaluation_batches, special_tokens
+from pnn.data.corpora import open_source
+from pnn.data.shards import Progress, TokenSet, prepare_source
+from pnn.errors import UserError
+from pnn.evaluation.passes import states_at, to_device
+from pnn.evaluation.reading import text_of_a_bare_checkpoint
+from pnn.files import sha256, write_json
+from pnn.models.base import MaskedLMBase
+from pnn.models.flops import inference_flops
+from pnn.models.loading import LoadedRun, load_run, read_config
+from pnn.models.registry import kind_of
+from pnn.numbers import count
+from pnn.results import Json
+from pnn.runs import read_json
+from pnn.stats import ratio_interval
+from pnn.turns import take_turns
+
+FEWEST = 100  # masked tokens in either half, whatever may be lost
+TIMED_TOKENS = 8192  # of the batch whose time is measured
+SECONDS = 0.3  # for each setting
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`changes`: keys of the config. `said`: in words."""
+
+    changes: dict[str, Any]
+    said: str
+
+
+def settings(config: Any) -> list[Setting]:
+    """All steps first; then every smaller number after which the model was trained to be read."""
+    trained = config.trained_steps or config.num_steps
+    weights = config.step_weights or [1.0] * trained
+    read = [step for step, weight in enumerate(weights[:-1], 1) if weight > 0]
+    fewer = [Setting({"num_steps": step, "trained_steps": trained}, _steps(step)) for step in reversed(read)]
+    return [Setting({"num_steps": trained, "trained_steps": None}, f"{_steps(trained)}, as trained"), *fewer]
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' * (number != 1)}"
+
+
+@contextmanager
+def in_force(model: MaskedLMBase, setting: Setting) -> Iterator[None]:
+    before = {key: getattr(model.config, key) for key in setting.changes}
+    vars(model.config).update(setting.changes)
+    try:
+        yield
+    finally:
+        vars(model.config).update(before)
+
+
+# A model ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Masked sequences: `sequence` says to which each target belongs, counted through both halves."""
+
+    packed: PackedBatch
+    positions: torch.Tensor
+    labels: torch.Tensor
+    sequence: NDArray[np.int64]
+
+
+@torch.no_grad()
+def calibrate(
+    model: MaskedLMBase,
+    tokens: TokenSet,
+    sequences: NDArray[np.int64],
+    lose: float,
+    *,
+    mask_probability: float = 0.15,
+    mask_seed: int = 0,
+    batch_tokens: int = 16384,
+    precision: torch.dtype = torch.float32,
+) -> dict[str, Any]:
+    """The fastest setting of a PNN that loses at most `lose` of accuracy (0.003: 0.3 points), and what it costs. The model
+    stays as it is: `found["changes"]` are the keys of its config to set."""
+    check_can_be_calibrated(model.config, lose)
+    special = special_tokens(tokens.tokenizer())
+    batches = []
+    for packed, indices in evaluation_batches(tokens, sequences, batch_tokens):
+        masked = packed.mask(special, mask_probability, mask_seed)
+        of_token = np.repeat(indices, packed.cu_seqlens.diff().numpy())
+        hidden = replace(packed, input_ids=masked.input_ids)
+        batches.append(Batch(hidden, masked.positions, masked.labels, of_token[masked.positions.numpy()]))
+    half = np.arange(len(sequences)) % 2 == 0  # neighbours are of one article: both halves have some of each
+    targets = np.bincount(np.concatenate([batch.sequence for batch in batches]), minlength=len(sequences)).astype(float)
+    check_long_enough(targets[half], targets[~half], lose)
+
+    was_training = model.training
+    model.eval()
+    every = settings(model.config)
+    with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+        right = [_right(model, setting, batches, len(sequences)) for setting in every]
+        seconds = _timed(model, every, batches[0])
+    model.train(was_training)
+
+    lengths = tokens.lengths[sequences].astype(float)
+    attended, share = float((lengths**2).sum() / lengths.sum()), float(targets.sum() / lengths.sum())
+    rows = []
+    for setting, hits in zip(every, right, strict=True):
+        with in_force(model, setting):
+            flops = inference_flops(model.config, attended, share)
+        lost = {name: ratio_interval((right[0] - hits)[at], targets[at]) for name, at in (("chose", half), ("checked", ~half))}
+        rows.append(
+            {
+                "setting": setting.said,
+                "changes": setting.changes,
+                "accuracy": float(hits[~half].sum() / targets[~half].sum()),
+                "lost_where_it_was_chosen": lost["chose"].as_json(),
+                "lost": lost["checked"].as_json(),
+                "flops_per_token": flops,
+                "seconds": seconds[setting.said],
+            }
+        )
+    for row in rows:
+        row["flops_share"] = row["flops_per_token"] / rows[0]["flops_per_token"]
+        row["time_share"] = row["seconds"] / rows[0]["seconds"]
+    chosen = fastest(rows, lose)
+    return {
+        "lose": lose,
+        "chosen": chosen["setting"],
+        **{key: chosen[key] for key in ("changes", "lost", "flops_share", "time_share")},
+        "targets": {"chose": int(targets[half].sum()), "checked": int(targets[~half].sum())},
+        "sequences": len(sequences),
+        "rows": rows,
+    }
+
+
+def fastest(rows: list[dict[str, Any]], lose: float) -> dict[str, Any]:
+    """By the clock, of those that lose at most so much of accuracy where they are chosen. The first row loses nothing."""
+    good = [row for row in rows if row["lost_where_it_was_chosen"]["value"] <= lose]
+    return min(good, key=lambda row: float(row["seconds"]))
+
+
+def check_can_be_calibrated(config: Any, lose: float) -> None:
+    if not (math.isfinite(lose) and 0 <= lose < 1):
+        raise UserError(f"--lose {100 * lose:g}: points of accuracy, from 0 to below 100")
+    if not kind_of(config).has_steps:
+        raise UserError(f"a {config.model_type} model has no refinement steps: there is nothing to calibrate")
+    if getattr(config, "head_map", None) is not None:
+        raise UserError("heads of this model were removed or grown: calibrate it before that")
+    if len(settings(config)) == 1:
+        trained = config.trained_steps or config.num_steps
+        why = "the model has 1 step" if trained == 1 else f"the model was trained to be read after step {trained} alone"
+        raise UserError(f"there is nothing to calibrate: {why}")
+
+
+def check_long_enough(chooses: NDArray[np.float64], checks: NDArray[np.float64], lose: float) -> None:
+    """A half must be able to show a loss of that size: it has to be one masked token at least."""
+    needed = max(FEWEST, math.ceil(1 / lose) if lose else 0)
+    fewest = int(min(chooses.sum(), checks.sum()))
+    if fewest < needed or min((chooses > 0).sum(), (checks > 0).sum()) < 2:
+        raise UserError(
+            f"the text is too short to calibrate on: half of it has {count(fewest)} masked tokens, and {100 * lose:g} points "
+            f"take {count(needed)} (--data names other text)"
+        )
+
+
+def _right(model: MaskedLMBase, setting: Setting, batches: list[Batch], sequences: int) -> NDArray[np.float64]:
+    """Right predictions of each sequence."""
+    with in_force(model, setting):
+        right = [_predictions(model, batch) == to_device(batch.labels, model.device) for batch in batches]
+    hits = torch.cat(right).cpu().numpy()
+    return np.bincount(np.concatenate([batch.sequence for batch in batches]), hits, sequences).astype(np.float64)
+
+
+def _predictions(model: MaskedLMBase, batch: Batch) -> torch.Tensor:
+    predicted: torch.Tensor = model.head(states_at(model, batch.packed, batch.positions)[-1]).argmax(-1)
+    return predicted
+
+
+def _timed(model: MaskedLMBase, every: list[Setting], batch: Batch) -> dict[str, float]:
+    """Median seconds of one batch, all settings in turns."""
+
+    def run(setting: Setting) -> None:
+        with in_force(model, setting):
+            _predictions(model, batch)
+
+    turns = {setting.said: lambda setting=setting: run(setting) for setting in every}
+    times = take_turns(turns, model.device, SECONDS * len(every))
+    return {name: float(np.median(taken)) for name, taken in times.items()}
+
+
+# A run ------------------------------------------------------------------------------------------------------------------
+
+
+def calibrate_run(
+    run: str | Path,
+    lose: float,
+    *,
+    progress: Progress,
+    data: str | None = None,
+    batch_tokens: int | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Calibrate RUN's best checkpoint on its held-out text, or on `data`, and store the setting in its config.json."""
+    folder = _folder(run)
+    check_can_be_calibrated(read_config(folder), lose)
+    loaded = load_run(folder, device=device)
+    home = runs.run_of(folder)
+    config = runs.read_config(home) if home is not None else None
+    treatment = config.data if config is not None else text_of_a_bare_checkpoint(loaded.model)
+    evaluation = config.evaluation if config is not None else EvaluationConfig()
+    tokens, sequences = _text(run, loaded, home, treatment, data, progress)
+    found = calibrate(
+        loaded.model,
+        tokens,
+        sequences,
+        lose,
+        mask_probability=treatment.mask_probability,
+        mask_seed=evaluation.mask_seed,
+        batch_tokens=batch_tokens or min(evaluation.batch_tokens, TIMED_TOKENS),
+        precision=loaded.precision,
+    )
+    store(folder, found["changes"])
+    return {"checkpoint": str(folder), "source": tokens.manifest["name"], **found}
+
+
+def undo(run: str | Path) -> dict[str, Any]:
+    """All steps again, as trained."""
+    folder = _folder(run)
+    config = read_config(folder)
+    if not kind_of(config).has_steps or config.trained_steps is None:
+        raise UserError(f"{run} was never calibrated: there is nothing to undo")
+    changes = {"num_steps": config.trained_steps, "trained_steps": None}
+    store(folder, changes)
+    return {"checkpoint": str(folder), "changes": changes}
+
+
+def _folder(run: str | Path) -> Path:
+    found = runs.find_checkpoint(run)
+    if not isinstance(found, Path):
+        raise UserError(f"{run} is on the hub, where nothing can be stored: calibrate a folder (pnn export {run} writes one)")
+    return found
+
+
+def _text(
+    run: str | Path, loaded: LoadedRun, home: Path | None, treatment: DataConfig, data: str | None, progress: Progress
+) -> tuple[TokenSet, NDArray[np.int64]]:
+    if data is not None:
+        tokens = prepare_source(open_source(data, treatment, "validation"), loaded.tokenizer, treatment, progress)
+        return tokens, np.arange(len(tokens))
+    if home is None:
+        raise UserError(f"{runs.without_text(run, loaded.checkpoint)}: say what to calibrate it on with --data")
+    return run_tokens.held_out(home, treatment, loaded.tokenizer, progress)
+
+
+def store(folder: Path, changes: Json) -> None:
+    """Change config.json, and its checksum, so that a kill at any moment leaves a folder that loads: for as long as the two
+    could differ, the list of checksums leaves config.json out."""
+    before = read_json(folder / "config.json")
+    after = dict(sorted((before | dict(changes)).items()))
+    config = read_config(folder)
+    type(config).from_dict(copy.deepcopy(after))  # what cannot be loaded must not be written
+    listing = folder / "checksums.json"
+    sums = read_json(listing) if listing.exists() else None
+    if sums is not None:
+        write_json(listing, {name: digest for name, digest in sums.items() if name != "config.json"})
+    write_json(folder / "config.json", after)
+    if sums is not None:
+        write_json(listing, sums | {"config.json": sha256(folder / "config.json")})

@@ -1,0 +1,226 @@
+"""Choosing how many steps are enough, storing that, and everybody using it."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from planted import Lines
+from small_models import SMALL, build
+from torch import nn
+
+import pnn
+from pnn import runs
+from pnn.errors import UserError
+from pnn.evaluation import calibrate as room
+from pnn.evaluation.calibrate import calibrate, check_can_be_calibrated, fastest, settings, store
+from pnn.evaluation.masked import evaluate_masked
+from pnn.models.loading import load_run
+from pnn.nn.packing import only_at
+
+# A model that is right from its second step on ------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    def forward(self, h, layout, at=None):
+        return only_at(h + 1, at)
+
+
+class Head(nn.Module):
+    """Says word 5, the first of every line, once a token has counted two; before that a word that no line has."""
+
+    def forward(self, h):
+        logits = torch.zeros(*h.shape[:-1], 60)
+        logits[..., 5], logits[..., 59] = (h[..., 0] > 1.5).float(), 0.5
+        return logits
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Embedding(60, 4)
+        nn.init.zeros_(self.token.weight)
+
+    def forward(self, tokens, places):
+        return tokens
+
+
+@pytest.fixture
+def counting():
+    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**(SMALL | {"max_position_embeddings": 32}), num_steps=4)).eval()
+    model.encoder.refiners[0], model.encoder.embeddings, model.head = Counting(), Embedded(), Head()
+    return model
+
+
+@pytest.mark.parametrize(("lose", "enough"), [(0.003, {2, 3, 4}), (0.2, {1, 2, 3, 4})])
+def test_what_is_chosen_loses_little_enough_and_is_the_fastest(counting, lose, enough, monkeypatch):
+    monkeypatch.setattr(room, "SECONDS", 0.01)
+    lines = Lines(300)
+    found = calibrate(counting, lines, np.arange(300), lose, mask_probability=0.3)
+    assert found["changes"]["num_steps"] in enough
+    by_steps = {row["changes"]["num_steps"]: row for row in found["rows"]}
+    assert [by_steps[step]["lost"]["value"] for step in (2, 3, 4)] == [0, 0, 0]
+    assert 0.01 < by_steps[1]["lost"]["value"] < 0.2
+    assert by_steps[1]["lost"]["interval"][0] > 0
+    good = [row for row in found["rows"] if row["changes"]["num_steps"] in enough]
+    assert found["chosen"] == min(good, key=lambda row: row["seconds"])["setting"]
+    shares = [by_steps[step]["flops_share"] for step in (1, 2, 3, 4)]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert counting.config.num_steps == 4  # measuring changes nothing
+    assert counting.config.trained_steps is None
+
+
+def test_the_halves_share_no_sequence(counting, monkeypatch):
+    monkeypatch.setattr(room, "SECONDS", 0.01)
+    found = calibrate(counting, Lines(300), np.arange(300), 0.01, mask_probability=0.3)
+    whole = evaluate_masked(counting, Lines(300), np.arange(300), mask_probability=0.3)
+    assert sum(found["targets"].values()) == whole["targets"]
+    targets = np.array(whole["by_sequence"]["targets"])
+    assert found["targets"] == {"chose": targets[::2].sum(), "checked": targets[1::2].sum()}
+
+
+def test_the_fastest_is_chosen_by_the_clock_among_those_that_may():
+    def row(name, lost, seconds):
+        return {"setting": name, "lost_where_it_was_chosen": {"value": lost}, "seconds": seconds}
+
+    rows = [row("all", 0.0, 4.0), row("three", 0.002, 3.5), row("two", 0.004, 2.0), row("halting", 0.003, 2.5)]
+    assert fastest(rows, 0.003)["setting"] == "halting"
+    assert fastest(rows, 0.0)["setting"] == "all"
+
+
+# What a config with fewer steps means ---------------------------------------------------------------------------------
+
+
+def test_fewer_steps_keep_every_refiner_and_what_was_trained(tmp_path):
+    model = build("pnn_schedule", step_weights=[0.0, 0.5, 0.0, 0.5])  # refiners 0, 1, 0, 1
+    assert [setting.changes["num_steps"] for setting in settings(model.config)] == [4, 2]
+    model.save_pretrained(tmp_path)
+    store(tmp_path, {"num_steps": 1, "trained_steps": 4})
+    loaded, info = pnn.PNNForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys"))
+    assert (loaded.config.num_steps, loaded.config.schedule, loaded.config.step_weights) == (
+        1,
+        [0, 1, 0, 1],
+        [0.0, 0.5, 0.0, 0.5],
+    )
+    ids = torch.arange(5, 12)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(ids).logits, model(ids, num_steps=1).logits)
+        assert torch.equal(loaded(ids, num_steps=4).logits, model(ids).logits)
+    loaded.save_pretrained(tmp_path / "again")
+    assert pnn.PNNConfig.from_pretrained(tmp_path / "again").trained_steps == 4
+
+
+def test_a_schedule_must_be_as_long_as_the_training():
+    with pytest.raises(Exception, match="schedule has 3 entries, but trained_steps=4"):
+        pnn.PNNConfig(**SMALL, num_steps=2, trained_steps=4, schedule=[0, 1, 0])
+    assert pnn.PNNConfig(**SMALL, num_steps=2, trained_steps=4).schedule == [0, 0, 0, 0]
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(trained_run, tmp_path):
+    shutil.copytree(trained_run, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def config_of(run):
+    return json.loads((runs.find_checkpoint(run) / "config.json").read_text())
+
+
+def test_what_is_stored_is_used_by_everybody_and_can_be_undone(run, pnn_command, monkeypatch, tmp_path):
+    monkeypatch.setattr(room, "SECONDS", 0.01)
+    before = config_of(run)
+    monkeypatch.setattr(room, "fastest", lambda rows, lose: rows[2])  # two steps, however fast this machine is now
+    code, out, err = pnn_command("calibrate", run, "--lose", 5, "--data", "synthetic")
+    assert code == 0, err
+    assert "2 steps: " in out
+    assert f"pnn calibrate {run} --undo" in out
+    after = config_of(run)
+    assert (after["num_steps"], after["trained_steps"]) == (2, 4)
+    runs.verify_checkpoint(runs.find_checkpoint(run))
+    code, out, err = pnn_command("fill", run, "the fox has [MASK] boots .", "--by-step", "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["by_step"][0]) == 3  # steps 0, 1, 2
+    code, out, err = pnn_command("evaluate", run, "--json")
+    assert json.loads(out)["num_steps"] == 2
+    code, out, err = pnn_command("evaluate", run, "--json", "--num-steps", 4)
+    assert len(json.loads(out)["accuracy_by_step"]) == 5
+    assert "note" not in err  # four steps are what it was trained with
+    code, out, err = pnn_command("export", run, "--output", tmp_path / "exported")
+    assert code == 0, err
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["num_steps"] == 2
+    code, out, err = pnn_command("calibrate", run, "--undo")
+    assert code == 0, err
+    assert {**config_of(run), "trained_steps": None} == {**before, "trained_steps": None}
+    runs.verify_checkpoint(runs.find_checkpoint(run))
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2])
+def test_a_kill_at_any_moment_leaves_a_model_that_loads(run, writes, monkeypatch):
+    done, write = [], room.write_json
+
+    def killed(path, value):
+        if len(done) == writes:
+            raise KeyboardInterrupt
+        done.append(path)
+        write(path, value)
+
+    monkeypatch.setattr(room, "write_json", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store(runs.find_checkpoint(run), {"num_steps": 3, "trained_steps": 4})
+    assert load_run(run).model.config.num_steps == (3 if writes == 2 else 4)
+    monkeypatch.setattr(room, "write_json", write)
+    store(runs.find_checkpoint(run), {"num_steps": 3, "trained_steps": 4})
+    assert load_run(run).model.config.num_steps == 3
+    assert "config.json" in json.loads((runs.find_checkpoint(run) / "checksums.json").read_text())
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "--lose 0.3; or --undo"),
+        (("--lose", 1, "--undo"), "--lose 0.3; or --undo"),
+        (("--lose", -1), "--lose -1: points of accuracy, from 0 to below 100"),
+        (("--lose", 100), "from 0 to below 100"),
+        (("--lose", "nan"), "from 0 to below 100"),
+        (("--lose", 0.3), "too short to calibrate on"),
+        (("--lose", 5), "100 (--data names other text)"),
+        (("--undo",), "was never calibrated"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_changes_nothing(trained_run, pnn_command, words, says):
+    before = config_of(trained_run)
+    code, _, err = pnn_command("calibrate", trained_run, *words)
+    assert code == 2
+    assert says in err
+    assert len([line for line in err.splitlines() if line.startswith("pnn: ")]) == 1
+    assert config_of(trained_run) == before
+
+
+def test_a_model_without_text_or_a_place_to_store(trained_run, pnn_command, tmp_path):
+    shutil.copytree(runs.find_checkpoint(trained_run), tmp_path / "bare")
+    code, _, err = pnn_command("calibrate", tmp_path / "bare", "--lose", 1)
+    assert (code, "say what to calibrate it on with --data" in err) == (2, True)
+    code, _, err = pnn_command("calibrate", "somebody/something", "--lose", 1)
+    assert (code, "is on the hub, where nothing can be stored" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (lambda: pnn.BertBaselineConfig(**SMALL), "has no refinement steps"),
+        (lambda: pnn.PNNConfig(**SMALL, num_steps=1), "the model has 1 step"),
+        (lambda: pnn.PNNConfig(**SMALL, step_weights=[0.0, 0.0, 0.0, 1.0]), "read after step 4 alone"),
+    ],
+)
+def test_models_with_nothing_to_leave_out(config, says):
+    with pytest.raises(UserError, match=says):
+        check_can_be_calibrated(config(), 0.003)
