@@ -192,8 +192,7 @@ def test_a_kill_at_any_moment_leaves_a_model_that_loads(run, writes, monkeypatch
         (("--lose", 100), "from 0 to below 100"),
         (("--lose", "nan"), "from 0 to below 100"),
         (("--lose", 0.3), "too short to calibrate on"),
-        (("--lose", 5), "100 (--data names other text)"),
-        (("--undo",), "was never calibrated"),
+        (("--lose", 0), "and 0 points take 100 (--data names other text)"),
     ],
 )
 def test_bad_input_is_one_sentence_and_changes_nothing(trained_run, pnn_command, words, says):
@@ -203,6 +202,13 @@ def test_bad_input_is_one_sentence_and_changes_nothing(trained_run, pnn_command,
     assert says in err
     assert len([line for line in err.splitlines() if line.startswith("pnn: ")]) == 1
     assert config_of(trained_run) == before
+
+
+def test_undoing_nothing_changes_nothing(run, pnn_command):
+    before = config_of(run)
+    code, out, _ = pnn_command("calibrate", run, "--undo")
+    assert (code, out) == (0, f"All 4 steps again: {run}\n")
+    assert {**config_of(run), "trained_steps": None} == {**before, "trained_steps": None}
 
 
 def test_a_model_without_text_or_a_place_to_store(trained_run, pnn_command, tmp_path):

@@ -38,6 +38,10 @@ def analyze(
 
     Example: pnn analyze optimisation runs/quickstart/pnn
 
+    What could be saved if tokens stopped when they are done, beside fewer steps for everyone?
+
+    Example: pnn analyze halting runs/quickstart/pnn
+
     Does a Deep Delta decoder rewrite its state, and does it need to?
 
     Example: pnn analyze rewrites runs/ddl_tiny

@@ -18,7 +18,7 @@ def export(
         typer.Option(help="Add the code, for people without this package. Default: where there is some."),
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx, compared with torch in onnxruntime.")] = False,
-    num_steps: Annotated[int | None, typer.Option(help="Refinement steps of the ONNX graph. Default: as trained.")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="Refinement steps of the ONNX graph. Default: the model's.")] = None,
     license: Annotated[
         str | None, typer.Option(help="Licence of the weights, for the model card (mit, cc-by-sa-4.0 …).")
     ] = None,
@@ -43,7 +43,8 @@ def export(
         push_to=push_to,
     )
     if "onnx_difference" in result:
-        print(f"model.onnx differs from torch by at most {result['onnx_difference']:.1e}")
+        steps = f" has {result['onnx_steps']} refinement steps, for good, and" if result["onnx_steps"] else ""
+        print(f"model.onnx{steps} differs from torch by at most {result['onnx_difference']:.1e}")
     print(result["output"])
     if "pushed_to" in result:
         print(result["pushed_to"])

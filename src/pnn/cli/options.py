@@ -26,7 +26,7 @@ Configs = Annotated[
 ]
 Setting = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set model.num_steps=6")]
 Run = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
-NumSteps = Annotated[int | None, typer.Option(help="Refinement steps of a PNN. Default: as trained.")]
+NumSteps = Annotated[int | None, typer.Option(help="Refinement steps of a PNN. Default: as trained, or as calibrated.")]
 BatchTokens = Annotated[int | None, typer.Option(help="Tokens per batch; fewer need less memory.", min=1)]
 Sequences = Annotated[int | None, typer.Option(help="At most so many sequences (default 2,188; of a decoder 200 rows).", min=2)]
 Results = Annotated[Path | None, typer.Option(help="Folder for results. Default: the run folder.")]

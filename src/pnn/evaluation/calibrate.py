@@ -44,7 +44,7 @@ from pnn.runs import read_json
 from pnn.stats import ratio_interval
 from pnn.turns import take_turns
 
-FEWEST = 100  # masked tokens in either half, whatever may be lost
+FEWEST = 100  # masked tokens in either half, where nothing may be lost
 TIMED_TOKENS = 8192  # of the batch whose time is measured
 SECONDS = 0.3  # for each setting
 
@@ -165,7 +165,7 @@ def fastest(rows: list[dict[str, Any]], lose: float) -> dict[str, Any]:
     return min(good, key=lambda row: float(row["seconds"]))
 
 
-def check_can_be_calibrated(config: Any, lose: float) -> None:
+def check_can_be_calibrated(config: Any, lose: float = 0.0) -> None:
     if not (math.isfinite(lose) and 0 <= lose < 1):
         raise UserError(f"--lose {100 * lose:g}: points of accuracy, from 0 to below 100")
     if not kind_of(config).has_steps:
@@ -180,7 +180,7 @@ def check_can_be_calibrated(config: Any, lose: float) -> None:
 
 def check_long_enough(chooses: NDArray[np.float64], checks: NDArray[np.float64], lose: float) -> None:
     """A half must be able to show a loss of that size: it has to be one masked token at least."""
-    needed = max(FEWEST, math.ceil(1 / lose) if lose else 0)
+    needed = math.ceil(1 / lose) if lose else FEWEST
     fewest = int(min(chooses.sum(), checks.sum()))
     if fewest < needed or min((chooses > 0).sum(), (checks > 0).sum()) < 2:
         raise UserError(
@@ -250,12 +250,11 @@ def calibrate_run(
 
 
 def undo(run: str | Path) -> dict[str, Any]:
-    """All steps again, as trained."""
+    """All steps again, as trained; a model that was never calibrated stays as it is."""
     folder = _folder(run)
-    config = read_config(folder)
-    if not kind_of(config).has_steps or config.trained_steps is None:
-        raise UserError(f"{run} was never calibrated: there is nothing to undo")
-    changes = {"num_steps": config.trained_steps, "trained_steps": None}
+    config: Any = read_config(folder)
+    check_can_be_calibrated(config)
+    changes = settings(config)[0].changes
     store(folder, changes)
     return {"checkpoint": str(folder), "changes": changes}
 

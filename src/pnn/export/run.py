@@ -70,6 +70,7 @@ def export_run(
                 write_remote_code(partial, exported.model)
             if with_onnx:
                 result["onnx_difference"] = onnx.write_onnx(partial / "model.onnx", exported.model, num_steps)
+                result["onnx_steps"] = graph_steps
             write_pooling(partial, exported)
             write_checksums(partial)
             card = model_card(
