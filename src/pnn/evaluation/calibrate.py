@@ -73,11 +73,11 @@ def _steps(number: int) -> str:
 @contextmanager
 def in_force(model: MaskedLMBase, setting: Setting) -> Iterator[None]:
     before = {key: getattr(model.config, key) for key in setting.changes}
-    vars(model.config).update(setting.changes)
+    model.config.__dict__.update(setting.changes)
     try:
         yield
     finally:
-        vars(model.config).update(before)
+        model.config.__dict__.update(before)
 
 
 # A model ----------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def calibrate(
 
     lengths = tokens.lengths[sequences].astype(float)
     attended, share = float((lengths**2).sum() / lengths.sum()), float(targets.sum() / lengths.sum())
-    rows = []
+    rows: list[dict[str, Any]] = []
     for setting, hits in zip(every, right, strict=True):
         with in_force(model, setting):
             flops = inference_flops(model.config, attended, share)
