@@ -242,15 +242,13 @@ def _who_halts(totals: Totals, steps: int) -> dict[str, Any]:
             if counts[i].any()
         }
 
-    found = {"by_kind_of_word": rows("kind of word", tuple(synthetic.KINDS))} if "kind of word counts" in totals else {}
+    words = {"by_kind_of_word": rows("kind of word", tuple(synthetic.KINDS))} if "kind of word counts" in totals else {}
     return {
         "by_kind": rows("kind", KINDS),
         "by_frequency": rows("frequency", QUARTERS),
         "by_outcome": rows("outcome", ("right", "wrong")),
+        **words,
     }
-    return found | (
-        {"by_kind_of_word": rows("kind of word", tuple(synthetic.KINDS))} if "kind of word counts" in totals else {}
-    )
 
 
 def _findings(totals: Totals, steps: int) -> dict[str, Finding]:
