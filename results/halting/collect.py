@@ -29,8 +29,7 @@ NAMES = {  # in this order; runs of other names come after them
     "pnn_1": "the same, another seed",
     "rewrite": "its rewriting form",
     "rewrite_1": "the same, another seed",
-    "hard_pnn": "PNN, harder corpus",
-    "hard_rewrite": "rewriting, harder corpus",
+    "hard_rewrite": "rewriting, on the harder corpus",
 }
 
 

@@ -50,10 +50,12 @@ def speed_panel(axes: Axes, result: Json, title: str = "") -> None:
             line(axes, [row["ideal_speedup"]["value"]], [row["accuracy"]], colour, marker=marker, ms=9 if marker == "*" else 5)
         if linked:
             axes.plot([r["ideal_speedup"]["value"] for r in rows], [r["accuracy"]["value"] for r in rows], color=colour, lw=1.2)
-        for row in rows if name in ("dial", "two_dials") else ():
+        for number, row in enumerate(rows if name in ("dial", "two_dials") else ()):
             said = str(row["steps"]) if linked else f"{row['masked']}/{row['others']}"
             at = (row["ideal_speedup"]["value"], row["accuracy"]["value"])
-            axes.annotate(said, at, (4, 4 if linked else -10), textcoords="offset points", fontsize=SMALL, color=colour)
+            axes.annotate(
+                said, at, (4, 4 if linked else -10 - 9 * (number % 2)), textcoords="offset points", fontsize=SMALL, color=colour
+            )
     axes.set(xscale="log", xlabel="ideal speed: FLOPs of all steps over those spent", ylabel="accuracy (%)", title=title)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}×" if round(value) in (2, 3, 5) else "")
