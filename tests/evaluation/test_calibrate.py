@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from planted import Lines
-from small_models import SMALL, build
+from small_models import SMALL, build, shake
 from torch import nn
 
 import pnn
@@ -47,7 +47,8 @@ class Embedded(nn.Module):
 
 
 @pytest.fixture
-def counting():
+def counting(monkeypatch):
+    monkeypatch.setattr(room, "halting_settings", lambda model, batch: [])  # it has no attention that could leave tokens out
     model = pnn.PNNForMaskedLM(pnn.PNNConfig(**(SMALL | {"max_position_embeddings": 32}), num_steps=4)).eval()
     model.encoder.refiners[0], model.encoder.embeddings, model.head = Counting(), Embedded(), Head()
     return model
@@ -90,6 +91,47 @@ def test_the_fastest_is_chosen_by_the_clock_among_those_that_may():
     assert fastest(rows, 0.0)["setting"] == "all"
 
 
+# Tokens that halt ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shaken():
+    config = build("pnn_published").config
+    return shake(pnn.PNNForMaskedLM(type(config).from_dict(config.to_dict() | {"max_position_embeddings": 32})))
+
+
+def test_halting_is_measured_as_fewer_steps_are(shaken, monkeypatch):
+    monkeypatch.setattr(room, "SECONDS", 0.01)
+    found = calibrate(shaken, Lines(60), np.arange(60), 0.5, mask_probability=0.3)
+    halting = [row for row in found["rows"] if row["changes"]["halt"] is not None]
+    assert {row["changes"]["halt"]["criterion"] for row in halting} == {"change", "confidence"}  # it has no learned unit
+    by_change = [row for row in halting if row["changes"]["halt"]["criterion"] == "change"]
+    assert len(by_change) == len(room.SETTLED)
+    spent = [row["flops_share"] for row in sorted(by_change, key=lambda row: row["changes"]["halt"]["threshold"])]
+    assert spent == sorted(spent, reverse=True)  # the higher the threshold, the sooner tokens halt
+    assert spent[-1] < spent[0] < 1
+    row = by_change[2]
+    halted = evaluate_masked(shaken, Lines(60), np.arange(60), mask_probability=0.3, halt=row["changes"]["halt"])
+    right, targets = (np.array(halted["by_sequence"][key])[1::2].sum() for key in ("correct", "targets"))
+    assert row["accuracy"] == pytest.approx(right / targets)
+    assert shaken.config.halt is None
+
+
+def test_where_nothing_comes_again_nothing_can_halt(shaken, monkeypatch):
+    monkeypatch.setattr(room, "SECONDS", 0.01)
+    config = type(shaken.config).from_dict(shaken.config.to_dict() | {"schedule": [0, 1, 2, 3]})
+    found = calibrate(shake(pnn.PNNForMaskedLM(config)), Lines(60), np.arange(60), 0.5, mask_probability=0.3)
+    assert [row["changes"]["halt"] for row in found["rows"]] == [None] * 4
+
+
+def test_when_tokens_halt_is_stored_too(run, monkeypatch):
+    halt = {"criterion": "change", "threshold": 0.1}
+    store(runs.find_checkpoint(run), {"num_steps": 4, "trained_steps": None, "halt": halt})
+    assert load_run(run).model.config.halt == halt
+    room.undo(run)
+    assert load_run(run).model.config.halt is None
+
+
 # What a config with fewer steps means ---------------------------------------------------------------------------------
 
 
@@ -128,6 +170,9 @@ def run(trained_run, tmp_path):
     return tmp_path / "run"
 
 
+NEW = {"trained_steps": None, "halt": None}
+
+
 def config_of(run):
     return json.loads((runs.find_checkpoint(run) / "config.json").read_text())
 
@@ -156,7 +201,7 @@ def test_what_is_stored_is_used_by_everybody_and_can_be_undone(run, pnn_command,
     assert json.loads((tmp_path / "exported" / "config.json").read_text())["num_steps"] == 2
     code, out, err = pnn_command("calibrate", run, "--undo")
     assert code == 0, err
-    assert {**config_of(run), "trained_steps": None} == {**before, "trained_steps": None}
+    assert {**config_of(run), **NEW} == {**before, **NEW}
     runs.verify_checkpoint(runs.find_checkpoint(run))
 
 
@@ -208,7 +253,7 @@ def test_undoing_nothing_changes_nothing(run, pnn_command):
     before = config_of(run)
     code, out, _ = pnn_command("calibrate", run, "--undo")
     assert (code, out) == (0, f"All 4 steps again: {run}\n")
-    assert {**config_of(run), "trained_steps": None} == {**before, "trained_steps": None}
+    assert {**config_of(run), **NEW} == {**before, **NEW}
 
 
 def test_a_model_without_text_or_a_place_to_store(trained_run, pnn_command, tmp_path):

@@ -376,7 +376,7 @@ def print_calibration(run: str, result: Json) -> None:
     for row in result["rows"]:
         lost = row["lost"]
         cells = [bare_per_cent(row["accuracy"]), bare_per_cent(lost["value"], 2), interval(lost["interval"], 2)]
-        shares = [per_cent(row[key], 0) for key in ("flops_share", "time_share")]
+        shares = ["" if row[key] is None else per_cent(row[key], 0) for key in ("flops_share", "time_share")]
         table.add_row(row["setting"], *cells, *shares)
     show(table)
     chosen, lost = result["chosen"], result["lost"]

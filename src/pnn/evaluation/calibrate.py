@@ -1,13 +1,15 @@
 """How much can a model leave out if it may lose so many points? `pnn calibrate` finds that and stores it in the model's config.
 
-A *setting* is what of a config says how much is computed: for now the number of refinement steps. Every setting is measured
-the same way: predictions of the same masked tokens, FLOPs, and the time of the same batch, all settings in turns. One half of
-the sequences chooses the fastest setting that loses at most `lose` of accuracy there. The other half, which did not choose,
+A *setting* is what of a config says how much is computed: the number of refinement steps, or when tokens halt (`nn/halting`):
+for each criterion the thresholds at which so many tokens of the text would have settled. Every setting is measured the same
+way: predictions of the same masked tokens, FLOPs, and the time of the same batch, all settings in turns. One half of the
+sequences chooses the fastest setting that loses at most `lose` of accuracy there. The other half, which did not choose,
 says what it costs, with a paired interval. Both halves are text that the run held out; texts that its config evaluates on
 besides (`evaluation.sets`) are never read here, so they stay a test.
 
-What is stored is `num_steps`; `trained_steps` then keeps how many there were in training. Whoever loads the model reads it, so
-`fill`, `evaluate`, `finetune` and `export` follow. An ONNX graph has that number of steps built in.
+What is stored is `num_steps` or `halt`; `trained_steps` then keeps how many there were in training. Whoever loads the model
+reads it, so `fill`, `evaluate`, `finetune` and `export` follow. An ONNX graph has its number of steps built in, and no token of
+it halts.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +34,15 @@ from pnn.data.batches import PackedBatch, evaluation_batches, special_tokens
 from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, TokenSet, prepare_source
 from pnn.errors import UserError
-from pnn.evaluation.passes import states_at, to_device
+from pnn.evaluation.passes import PackedShape, states_at, to_device
 from pnn.evaluation.reading import text_of_a_bare_checkpoint
 from pnn.files import sha256, write_json
 from pnn.models.base import MaskedLMBase
-from pnn.models.flops import inference_flops
+from pnn.models.flops import halting_flops
 from pnn.models.loading import LoadedRun, load_run, read_config
 from pnn.models.registry import kind_of
+from pnn.nn.halting import CRITERIA, Halt
+from pnn.nn.packing import only_at
 from pnn.numbers import count
 from pnn.results import Json
 from pnn.runs import read_json
@@ -47,6 +52,7 @@ from pnn.turns import take_turns
 FEWEST = 100  # masked tokens in either half, where nothing may be lost
 TIMED_TOKENS = 8192  # of the batch whose time is measured
 SECONDS = 0.3  # for each setting
+SETTLED = (0.2, 0.4, 0.6, 0.8, 0.95)  # shares of tokens that settle at the thresholds that are tried
 
 
 @dataclass(frozen=True)
@@ -57,13 +63,53 @@ class Setting:
     said: str
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Masked sequences: `sequence` says to which each target belongs, counted through both halves."""
+
+    packed: PackedBatch
+    positions: torch.Tensor
+    labels: torch.Tensor
+    sequence: NDArray[np.int64]
+
+
 def settings(config: Any) -> list[Setting]:
     """All steps first; then every smaller number after which the model was trained to be read."""
     trained = config.trained_steps or config.num_steps
     weights = config.step_weights or [1.0] * trained
     read = [step for step, weight in enumerate(weights[:-1], 1) if weight > 0]
-    fewer = [Setting({"num_steps": step, "trained_steps": trained}, _steps(step)) for step in reversed(read)]
-    return [Setting({"num_steps": trained, "trained_steps": None}, f"{_steps(trained)}, as trained"), *fewer]
+    fewer = [Setting({"num_steps": step, "trained_steps": trained, "halt": None}, _steps(step)) for step in reversed(read)]
+    every = {"num_steps": trained, "trained_steps": None, "halt": None}
+    return [Setting(every, f"{_steps(trained)}, as trained"), *fewer]
+
+
+@torch.no_grad()
+def halting_settings(model: MaskedLMBase, batch: Batch) -> list[Setting]:
+    """For each criterion that the model has, thresholds at which shares of the tokens have settled, over all steps but the
+    last. None where a schedule does not go round."""
+    encoder: Any = model.base_model
+    config = encoder.config
+    every = settings(config)[0]
+    found = []
+    with in_force(model, every):
+        out = encoder(**_inputs(model, batch), output_states=True, halt=False)
+        for name, criterion_class in CRITERIA.items():
+            criterion = encoder.criterion if type(encoder.criterion) is criterion_class else criterion_class(config.hidden_size)
+            if name == "learned" and criterion is not encoder.criterion:
+                continue  # there is none in this model
+            at = to_device(batch.positions, model.device) if criterion.reads else None
+            states = [only_at(h, at)[0] for h in out.states[:-1]]
+            measured = [criterion.measure(*pair, model.read_out).float() for pair in pairwise(states)]
+            shares = [share if criterion.when_below else 1 - share for share in SETTLED]
+            thresholds = torch.cat(measured).quantile(torch.tensor(shares, device=model.device)).tolist()
+            for threshold in dict.fromkeys(float(f"{value:.3g}") for value in thresholds):
+                halt = {"criterion": name, "threshold": threshold}
+                try:
+                    Halt.of(halt).check_steps(config.schedule, config.num_steps)
+                except ValueError:
+                    continue
+                found.append(Setting(every.changes | {"halt": halt}, f"halting by {name}, {threshold:g}"))
+    return found
 
 
 def _steps(number: int) -> str:
@@ -81,16 +127,6 @@ def in_force(model: MaskedLMBase, setting: Setting) -> Iterator[None]:
 
 
 # A model ----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Masked sequences: `sequence` says to which each target belongs, counted through both halves."""
-
-    packed: PackedBatch
-    positions: torch.Tensor
-    labels: torch.Tensor
-    sequence: NDArray[np.int64]
 
 
 @torch.no_grad()
@@ -121,33 +157,34 @@ def calibrate(
 
     was_training = model.training
     model.eval()
-    every = settings(model.config)
     with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+        every = [*settings(model.config), *halting_settings(model, batches[0])]
+        flops = [_flops(model, setting, batches) / tokens.lengths[sequences].sum() for setting in every]
         right = [_right(model, setting, batches, len(sequences)) for setting in every]
-        seconds = _timed(model, every, batches[0])
+        lost = [
+            {name: ratio_interval((right[0] - hits)[at], targets[at]) for name, at in (("chose", half), ("checked", ~half))}
+            for hits in right
+        ]
+        timed = [setting for setting, one in zip(every, lost, strict=True) if one["chose"].value <= lose]
+        seconds = _timed(model, timed, batches[0])  # others cannot be chosen
     model.train(was_training)
 
-    lengths = tokens.lengths[sequences].astype(float)
-    attended, share = float((lengths**2).sum() / lengths.sum()), float(targets.sum() / lengths.sum())
     rows: list[dict[str, Any]] = []
-    for setting, hits in zip(every, right, strict=True):
-        with in_force(model, setting):
-            flops = inference_flops(model.config, attended, share)
-        lost = {name: ratio_interval((right[0] - hits)[at], targets[at]) for name, at in (("chose", half), ("checked", ~half))}
+    for setting, hits, spent, one in zip(every, right, flops, lost, strict=True):
         rows.append(
             {
                 "setting": setting.said,
                 "changes": setting.changes,
                 "accuracy": float(hits[~half].sum() / targets[~half].sum()),
-                "lost_where_it_was_chosen": lost["chose"].as_json(),
-                "lost": lost["checked"].as_json(),
-                "flops_per_token": flops,
-                "seconds": seconds[setting.said],
+                "lost_where_it_was_chosen": one["chose"].as_json(),
+                "lost": one["checked"].as_json(),
+                "flops_per_token": float(spent),
+                "seconds": seconds.get(setting.said),
             }
         )
     for row in rows:
         row["flops_share"] = row["flops_per_token"] / rows[0]["flops_per_token"]
-        row["time_share"] = row["seconds"] / rows[0]["seconds"]
+        row["time_share"] = None if row["seconds"] is None else row["seconds"] / rows[0]["seconds"]
     chosen = fastest(rows, lose)
     return {
         "lose": lose,
@@ -200,6 +237,31 @@ def _right(model: MaskedLMBase, setting: Setting, batches: list[Batch], sequence
 def _predictions(model: MaskedLMBase, batch: Batch) -> torch.Tensor:
     predicted: torch.Tensor = model.head(states_at(model, batch.packed, batch.positions)[-1]).argmax(-1)
     return predicted
+
+
+def _inputs(model: MaskedLMBase, batch: Batch) -> dict[str, Any]:
+    shape = PackedShape.exact(batch.packed, batch.positions)
+    flat = shape.flat(batch.packed, batch.positions, model.config.max_position_embeddings)
+    return shape.inputs(to_device(flat, model.device)) | {"last_at": None, "return_dict": True}
+
+
+def _flops(model: MaskedLMBase, setting: Setting, batches: list[Batch]) -> float:
+    """Of all batches, from how many steps each token takes."""
+    config: Any = model.config
+    total = 0.0
+    with in_force(model, setting):
+        for batch in batches:
+            if config.halt is None:
+                taken = np.full(len(batch.packed.input_ids), config.num_steps - 1)
+                taken[batch.positions.numpy()] += 1  # nobody reads the last step of the others
+            else:
+                asked = _inputs(model, batch) | {"last_at": to_device(batch.positions, model.device)}
+                taken = model.base_model(**asked, read_out=model.read_out).halted_at[0].cpu().numpy()
+            borders = batch.packed.cu_seqlens.tolist()
+            masked = np.bincount(np.searchsorted(borders, batch.positions.numpy(), "right") - 1, minlength=len(borders) - 1)
+            for number, (start, stop) in enumerate(pairwise(borders)):
+                total += halting_flops(config, taken[start:stop], int(masked[number]))
+    return total
 
 
 def _timed(model: MaskedLMBase, every: list[Setting], batch: Batch) -> dict[str, float]:
