@@ -28,6 +28,13 @@ def step_weights(num_steps: int) -> list[float]:
     return [step / total for step in range(1, num_steps + 1)]
 
 
+def weights_at(weights: Sequence[float], num_steps: int) -> list[float]:
+    """Chosen weights for another number of steps: they stay where they are, counted from the last step, and sum to the same.
+    What reads the last step alone goes on reading the last alone; fewer steps lose the first weights."""
+    taken = ([0.0] * num_steps + list(weights))[-num_steps:]
+    return list(weights) if num_steps == len(weights) else [weight * sum(weights) / sum(taken) for weight in taken]
+
+
 def count_targets(labels: Tensor) -> Tensor:
     return (labels != IGNORE).sum()
 

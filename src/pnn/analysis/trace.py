@@ -237,12 +237,11 @@ def trace_batch(model: MaskedLMBase, batch: Batch, edits: Sequence[Edit] = (), n
 
 
 def blocks_of(model: MaskedLMBase, num_steps: int | None = None) -> list[nn.Module]:
-    """What runs at each step. More steps than were trained go round the schedule again."""
+    """What runs at each step."""
     encoder: Any = model.base_model
     if not kind_of(model).has_steps:
         return list(encoder.blocks)[:num_steps]
-    schedule: list[int] = encoder.config.schedule
-    return [encoder.refiners[schedule[t % len(schedule)]] for t in range(num_steps or encoder.config.num_steps)]
+    return [encoder.refiners[number] for number in encoder.config.order(num_steps)]
 
 
 def part_of(block: nn.Module, name: str) -> nn.Module:

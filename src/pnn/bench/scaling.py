@@ -10,7 +10,6 @@ A row's `varies` says which; the config's own shape is the `base` of the first t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -74,7 +73,11 @@ def with_steps(run: RunConfig, factor: float) -> RunConfig | None:
         layers = config.num_hidden_layers * factor
         return replace(run, model=run.model | {"num_hidden_layers": int(layers)}) if layers >= 1 else None
     steps = int(config.num_steps * factor)
-    schedule = list(itertools.islice(itertools.cycle(config.schedule), steps))
+    try:
+        schedule = config.order(steps)
+    except ValueError:  # its repeated part does not come out at so many
+        return None
     if sorted(set(schedule)) != list(range(len(set(schedule)))) or not schedule:  # too short for its refiners
         return None
-    return replace(run, model=run.model | {"num_steps": steps, "schedule": schedule, "step_weights": None})
+    changes = {"num_steps": steps, "schedule": schedule, "step_weights": None, "random_steps": None}
+    return replace(run, model=run.model | changes)

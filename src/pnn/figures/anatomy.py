@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pnn.errors import UserError
 from pnn.kinds import OURS, of_result
 from pnn.results import Json
+from pnn.schedule import parts_of
 
 
 @dataclass(frozen=True)
 class Anatomy:
     schedule: tuple[int, ...]  # which block runs at each step; a number that comes again is a block used again
     block_name: str
+    repeat: tuple[int, ...] | None = None  # where the part lies that more steps repeat, if not all of it
 
     @property
     def num_blocks(self) -> int:
@@ -25,7 +27,12 @@ class Anatomy:
             return f"{steps} distinct {self.block_name}{'' if steps == 1 else 's'}"
         if self.num_blocks == 1:
             return f"one {self.block_name} applied {steps} times"
-        return f"{self.num_blocks} {self.block_name}s in {steps} steps"
+        text = f"{self.num_blocks} {self.block_name}s in {steps} steps"
+        if self.repeat is None:
+            return text
+        parts = parts_of(self.schedule, self.repeat)
+        counts = [len(parts.before), f"{len(parts.part)} × {parts.times}", len(parts.after)]
+        return f"{text} ({' + '.join(str(count) for count in counts if count)})"
 
 
 def anatomy(config: Json) -> Anatomy:
@@ -33,7 +40,9 @@ def anatomy(config: Json) -> Anatomy:
     if kind.has_steps:
         rule = config.get("update", "gated")  # the paper's goes without saying
         block = kind.block if rule == "gated" else f"{rule} {kind.block}"
-        return Anatomy(tuple(config.get("schedule") or [0] * config["num_steps"]), block)
+        repeat = config.get("repeat")
+        schedule = tuple(config.get("schedule") or [0] * config["num_steps"])
+        return Anatomy(schedule, block, None if repeat is None else tuple(repeat))
     if kind.ours:
         return Anatomy(tuple(range(config["num_hidden_layers"])) * config.get("num_rounds", 1), kind.block)
     known = ", ".join(one.model_type for one in OURS)

@@ -30,13 +30,17 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
             raise UserError(f"--num-steps {steps}: a {config.model_type} model has no refinement steps")
         if steps < 1:
             raise UserError(f"--num-steps {steps}: at least one step is needed")
-        schedule = [config.schedule[step % len(config.schedule)] for step in range(steps)]
+        try:
+            schedule = config.order(steps)
+        except ValueError as error:
+            raise UserError(f"--num-steps: {error}") from None
         if set(schedule) != set(config.schedule):
             raise UserError(
                 f"--num-steps {steps}: the schedule {config.schedule} needs {len(config.schedule)} to use every refiner"
             )
         loading.note_untrained_steps(steps, config)
-        config.num_steps, config.trained_steps, config.schedule, config.step_weights = steps, None, schedule, None
+        config.num_steps, config.trained_steps, config.schedule = steps, None, schedule
+        config.step_weights, config.random_steps = None, None
     return config
 
 

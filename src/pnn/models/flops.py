@@ -35,6 +35,8 @@ from pnn.models.ddl import DDLConfig
 from pnn.models.pnn import PNNConfig
 from pnn.nn.transformer import TransformerLayer
 from pnn.nn.updates import UPDATES
+from pnn.objectives import weights_at
+from pnn.schedule import drawn_from
 
 
 def block_parameters(config: Any) -> int:
@@ -75,11 +77,20 @@ def passed_in_blocks(config: Any, steps: int, target_share: float) -> float:
 
 
 def training_flops(config: Any, attended: float, target_share: float) -> float:
-    """FLOPs of a real token, forward and backward. `attended`: L; `target_share`: predicted positions over tokens."""
-    steps = blocks(config)
+    """FLOPs of a real token, forward and backward. `attended`: L; `target_share`: predicted positions over tokens.
+    Where the number of steps is drawn at every update, the mean over what may be drawn."""
+    if isinstance(config, PNNConfig) and config.random_steps is not None:
+        assert config.schedule is not None
+        numbers = drawn_from(config.schedule, config.repeat, config.random_steps)
+        return sum(_training_flops(config, steps, attended, target_share) for steps in numbers) / len(numbers)
+    return _training_flops(config, blocks(config), attended, target_share)
+
+
+def _training_flops(config: Any, steps: int, attended: float, target_share: float) -> float:
     supervised = 1
     if isinstance(config, PNNConfig):
-        supervised = steps if config.step_weights is None else sum(weight > 0 for weight in config.step_weights)
+        weights = [1.0] * steps if config.step_weights is None else weights_at(config.step_weights, steps)
+        supervised = sum(weight > 0 for weight in weights)
     passed = passed_in_blocks(config, steps, target_share) + supervised * target_share * head_parameters(config)
     return 6 * passed + 12 * attended * config.hidden_size * steps
 

@@ -79,6 +79,10 @@ def check_num_steps(model: PreTrainedModel, num_steps: int | None) -> None:
     if not fewest <= num_steps <= most:
         raise UserError(f"--num-steps {num_steps}: this model takes {fewest} to {most:,}")
     if has_steps:
+        try:
+            model.config.order(num_steps)
+        except ValueError as error:
+            raise UserError(f"--num-steps: {error}") from None
         note_untrained_steps(num_steps, model.config)
     elif num_steps < most:
         say(f"note: --num-steps {num_steps}, but the model was trained to be read after all its {most} layers")
@@ -89,10 +93,13 @@ def note_untrained_steps(asked: int | None, config: Any) -> None:
     if not asked:
         return
     steps = config.trained_steps or config.num_steps
-    if asked > steps:
+    fewest, most = config.random_steps or (1, steps)
+    if not fewest <= asked <= most:
         trained = f"trained with {steps} steps: it has not learnt to use more"
+        if config.random_steps:
+            trained = f"trained with {fewest} to {most} steps"
         say(f"note: --num-steps {asked:,}, but the model was {trained}")
-    elif config.step_weights is not None and config.step_weights[asked - 1] == 0:
+    elif not config.random_steps and config.step_weights is not None and config.step_weights[asked - 1] == 0:
         read = ", ".join(str(step) for step, weight in enumerate(config.step_weights, 1) if weight > 0)
         say(f"note: --num-steps {asked}, but the model was trained to be read after steps {read}")
 

@@ -5,13 +5,15 @@
 The defaults are the paper's equations: no norm on δ, no gate bias, zero init, an untied head: 53,704,251 parameters.
 What the published code does instead is `delta_norm=True, gate_bias=True, zero_init=False`: 53,707,323.
 `update` names the rule by which a refiner changes the state (`nn/updates`); "rewrite" proposes the whole next state.
-`schedule` says which refiner runs at which step: [0, 0, 0, 0] is the paper; [0, 1, 2, 3, 0, 1, 2, 3] applies four twice.
+`schedule` says which refiner runs at which step: [0, 0, 0, 0] is the paper; [0, 1, 2, 3, 0, 1, 2, 3] applies four twice. A part
+of it may be the one that repeats (`repeat`, see `pnn/schedule`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
@@ -34,7 +36,8 @@ from pnn.nn.gating import GATES
 from pnn.nn.halting import Halt, Rule
 from pnn.nn.packing import Layout
 from pnn.nn.updates import UPDATES
-from pnn.objectives import step_weights
+from pnn.objectives import step_weights, weights_at
+from pnn.schedule import drawn_from, order
 
 
 @strict
@@ -43,6 +46,10 @@ class PNNConfig(PreTrainedConfig):
 
     * `schedule`: which refiner runs at which step. `[0, 0, 0, 0]` is the paper's one refiner four times (also `num_steps=4`);
       `[0, 1, 2, 3, 0, 1, 2, 3]` applies four of them twice.
+    * `repeat`: the part of the schedule that more or fewer steps repeat. `schedule=[0, 1, 2, 3], repeat=[2, 3], num_steps=7`
+      enters through 0 and 1, applies 2 four times, and leaves through 3.
+    * `random_steps`: `[2, 6]` trains with 2 to 6 steps, drawn at every update; `num_steps` are taken unless another number is
+      asked for.
     * `update`: `"gated"` adds what a refiner proposes, as far as a gate lets it; `"delta"` rewrites the state along one
       direction; `"rewrite"` proposes the whole next state, and a gate decides how far the state moves there.
     * `gate`: `"query_key"`, one for each dimension; `"token"`, one for each token; `"none"`.
@@ -60,6 +67,8 @@ class PNNConfig(PreTrainedConfig):
     num_steps: int | None = None  # None: the schedule's length, or four
     trained_steps: int | None = None  # how many there were in training, where `pnn calibrate` chose fewer since
     schedule: list[int] | None = None  # None: refiner 0 at every step
+    repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
+    random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
     step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
     update: str = "gated"  # "delta", "rewrite": see nn/updates
     gate: str = "query_key"  # one for each dimension; "token": one for each token; "none"
@@ -95,10 +104,14 @@ class PNNConfig(PreTrainedConfig):
         if self.num_steps < 1:
             raise ValueError(f"num_steps={self.num_steps}, but at least one step is needed")
         name, steps = ("num_steps", self.num_steps) if self.trained_steps is None else ("trained_steps", self.trained_steps)
+        if self.repeat is not None:
+            self.schedule = order(self.schedule, self.repeat, steps)
         if len(self.schedule) != steps:
             raise ValueError(f"schedule has {len(self.schedule)} entries, but {name}={steps}")
         if sorted(set(self.schedule)) != list(range(max(self.schedule) + 1)):
             raise ValueError(f"schedule={self.schedule} must use refiners 0, 1, 2, … without a gap")
+        if self.random_steps is not None:
+            drawn_from(self.schedule, self.repeat, self.random_steps)
         if self.step_weights is not None and len(self.step_weights) != steps:
             raise ValueError(f"step_weights has {len(self.step_weights)} entries, but {name}={steps}")
         if self.step_weights is not None and (min(self.step_weights) < 0 or self.step_weights[-1] == 0):
@@ -116,6 +129,20 @@ class PNNConfig(PreTrainedConfig):
     def num_refiners(self) -> int:
         assert self.schedule is not None
         return max(self.schedule) + 1
+
+    def order(self, num_steps: int | None = None) -> list[int]:
+        """Which refiner runs at each step, of so many (`num_steps` of the config if not given)."""
+        assert self.schedule is not None
+        assert self.num_steps is not None
+        return order(self.schedule, self.repeat, self.num_steps if num_steps is None else num_steps)
+
+    def draw_steps(self, generator: torch.Generator | None = None) -> int | None:
+        """How many steps an update trains with; None where the number is fixed. Drawn on the CPU."""
+        if self.random_steps is None:
+            return None
+        assert self.schedule is not None
+        numbers = drawn_from(self.schedule, self.repeat, self.random_steps)
+        return numbers[int(torch.randint(len(numbers), (), generator=generator, device="cpu"))]
 
 
 class PNNModel(HaltingEncoder):
@@ -140,11 +167,11 @@ class PNNModel(HaltingEncoder):
     def refine(
         self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
     ) -> EncoderOutput:
-        """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again."""
-        schedule = self.config.schedule
+        """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again, or round the part of it that repeats."""
+        if num_steps is None and self.training:
+            num_steps = self.config.draw_steps()  # whoever trains and says no number: transformers' Trainer
         states, deltas, gates = [h], [], []
-        steps = self.config.num_steps if num_steps is None else num_steps
-        refiners = [self.refiners[schedule[step % len(schedule)]] for step in range(steps)]
+        refiners = [self.refiners[number] for number in self.config.order(num_steps)]
         if rule is not None:
             return self.refine_by(rule, refiners, h, layout, last_at)
         for step, refiner in enumerate(refiners):
@@ -156,7 +183,7 @@ class PNNModel(HaltingEncoder):
                 if refinement.gate is not None:
                     gates.append(refinement.gate)
             else:
-                h = self.through(refiner, h, here, last_at if step == steps - 1 else None)
+                h = self.through(refiner, h, here, last_at if step == len(refiners) - 1 else None)
             states.append(h)
         return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=tuple(deltas), gates=tuple(gates))
 
@@ -171,9 +198,8 @@ class PNNForMaskedLM(MaskedLMBase):
         steps = len(states) - 1
         if steps == 0:  # asked for predictions of the embeddings alone
             return states, [1.0]
-        weights = self.config.step_weights
-        if weights is None or len(weights) != steps:
-            weights = step_weights(steps)
+        given = self.config.step_weights
+        weights = step_weights(steps) if given is None else weights_at(given, steps)
         read = [step for step, weight in enumerate(weights) if weight > 0]
         return tuple(states[1:][step] for step in read), [weights[step] for step in read]
 

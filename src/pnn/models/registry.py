@@ -49,6 +49,7 @@ from pnn.models.pnn import (
 )
 from pnn.models.pnn_causal import PNNCausalConfig, PNNCausalForSequenceClassification, PNNCausalModel, PNNForCausalLM
 from pnn.nn.updates import UPDATES
+from pnn.schedule import parts_of
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,11 @@ def _of_refiners(config: PNNConfig) -> str:
         text = f"one {gated}refiner is applied to every token's state {times}."
     else:
         order = "one after the other" if count == steps else f"{steps} steps in all"
+        if config.repeat is not None and config.schedule is not None:
+            order += f": {parts_of(config.schedule, config.repeat)}, whose middle part more or fewer steps repeat"
         text = f"{count} {gated}refiners are applied to every token's state, {order}."
+    if config.random_steps is not None:
+        text += f" It was trained with {config.random_steps[0]} to {config.random_steps[1]} steps, drawn at every update."
     return f"A Plastic Neural Network: {text} {UPDATES[config.update].sentence(config)}"
 
 

@@ -3,7 +3,8 @@
 What an update is stands in `training/updates`; what is trained, masked tokens or next tokens, is the objective's business
 (`training/objective`).
 
-An exact resume needs no saved random state: masks follow from (seed, place in the stream), dropout from (seed, step).
+An exact resume needs no saved random state: masks follow from (seed, place in the stream), dropout from (seed, step), as does
+the number of refinement steps where every update draws it (`model.random_steps`).
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class Trainer:
         self.objective = objective_of(config, self.prepared, self.plan.batch_tokens, device.type == "cuda")
         recordable = self.compiled and self.accelerator.num_processes == 1  # several talk to each other during a pass
         recordable = recordable and config.kind.ours and can_record(self.model, dtype, device)
+        recordable = recordable and self._drawn_steps() is None  # a recording has one number of steps
         parameters = self.model.parameters()
         self.recorder = Recorder(self._forward_backward, parameters, self.plan.accumulation) if recordable else None
         self.unchecked: list[tuple[int, torch.Tensor]] = []  # (step, [loss, gradient norm]) not yet looked at
@@ -241,11 +243,12 @@ class Trainer:
             targets = accelerator.reduce(targets, "sum")
         set_learning_rate(self.optimizer, rate)
         losses = []
+        steps = self._drawn_steps()
         for index, inputs in enumerate(batches):
             inputs["num_items_in_batch"] = targets
             more = index + 1 < len(batches)
             with accelerator.no_sync(self.wrapped) if more else nullcontext():
-                losses.append(torch.stack((self.recorder or self._forward_backward)(inputs)))
+                losses.append(torch.stack(self.recorder(inputs) if self.recorder else self._forward_backward(inputs, steps)))
         norm = accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.training.gradient_clip)
         self.stepper.step()
         if self.config.training.average_decay is not None:
@@ -259,9 +262,16 @@ class Trainer:
             totals = accelerator.reduce(totals, "sum")
         return totals[0], totals[1], norm.detach()
 
-    def _forward_backward(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def _drawn_steps(self) -> int | None:
+        """With how many refinement steps this update trains, the same in every process; None where the number is fixed."""
+        draw = getattr(self.model.config, "draw_steps", None)
+        seed = _step_seed(self.config.training.seed, self.step, 0)
+        return None if draw is None else draw(torch.Generator().manual_seed(seed))
+
+    def _forward_backward(self, inputs: dict[str, torch.Tensor], num_steps: int | None = None) -> tuple[torch.Tensor, ...]:
         """One micro-batch: (loss, loss of the last step where there are several)."""
-        out = self.wrapped(**inputs, **self.unread)
+        drawn = {} if num_steps is None else {"num_steps": num_steps}
+        out = self.wrapped(**inputs, **drawn, **self.unread)
         # DDP averages gradients over processes; ours are parts of one sum
         self.accelerator.backward(out.loss * self.accelerator.num_processes)
         loss = out.loss.detach()
