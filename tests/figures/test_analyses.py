@@ -18,6 +18,7 @@ EVERY_MODEL = [
     *(("convergence", model) for model in ("one step", "three steps", "twelve steps", "no gates", "bert")),
     *(("gates", model) for model in ("one step", "three steps", "twelve steps", "norm on delta")),
     *(("optimisation", model) for model in ("one step", "three steps", "twelve steps", "no gates")),
+    *(("more_steps", model) for model in ("one step", "three steps")),
 ]
 
 

@@ -21,6 +21,7 @@ from pnn.analysis.totals import Array, Totals, ratio
 from pnn.analysis.trace import Edit, Place, Text, has_gates, predict, trace_batch, trace_text
 from pnn.models.base import MaskedLMBase
 from pnn.models.ddl import DDLForCausalLM
+from pnn.models.registry import kind_of
 from pnn.stats import bootstrap, finite
 
 EASY, MEDIUM, HARD = range(3)
@@ -108,6 +109,11 @@ def with_gates(model: MaskedLMBase) -> str | None:
 def with_gates_by_dimension(model: MaskedLMBase) -> str | None:
     each = getattr(model.config, "gate", "none") == "token"
     return with_gates(model) or ("the model has one gate for each token, not for each dimension" if each else None)
+
+
+def with_refiners(model: MaskedLMBase) -> str | None:
+    path = "a BERT baseline's layers are not steps of one refiner: there is no path to follow"
+    return None if kind_of(model).has_steps else path
 
 
 def with_steps(fewest: int) -> Callable[[MaskedLMBase], str | None]:

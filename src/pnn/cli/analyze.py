@@ -42,6 +42,10 @@ def analyze(
 
     Example: pnn analyze halting runs/quickstart/pnn
 
+    Is it an iteration toward something: what do more steps do to predictions, and do states settle?
+
+    Example: pnn analyze more_steps runs/quickstart/pnn
+
     Does a Deep Delta decoder rewrite its state, and does it need to?
 
     Example: pnn analyze rewrites runs/ddl_tiny

@@ -67,7 +67,9 @@ def grids(subjects: Sequence[Subject], text: str) -> Html:
 
 def _grid(subject: Subject, text: str) -> Html:
     model = subject.loaded.model
-    steps = 2 * model.config.num_steps if kind_of(model).has_steps else None
+    # where a part of the schedule repeats, more steps do not go on from the last state
+    further = kind_of(model).has_steps and model.config.repeat is None
+    steps = 2 * model.config.num_steps if further else None
     try:
         with computing:
             found = refining(subject.loaded, text.replace(MASK, subject.loaded.tokenizer.mask_token), steps)

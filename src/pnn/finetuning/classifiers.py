@@ -30,15 +30,12 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
             raise UserError(f"--num-steps {steps}: a {config.model_type} model has no refinement steps")
         if steps < 1:
             raise UserError(f"--num-steps {steps}: at least one step is needed")
-        try:
-            schedule = config.order(steps)
-        except ValueError as error:
-            raise UserError(f"--num-steps: {error}") from None
+        loading.note_untrained_steps(steps, config)
+        schedule = config.order(steps)
         if set(schedule) != set(config.schedule):
             raise UserError(
                 f"--num-steps {steps}: the schedule {config.schedule} needs {len(config.schedule)} to use every refiner"
             )
-        loading.note_untrained_steps(steps, config)
         config.num_steps, config.trained_steps, config.schedule = steps, None, schedule
         config.step_weights, config.random_steps = None, None
     return config

@@ -79,19 +79,20 @@ def check_num_steps(model: PreTrainedModel, num_steps: int | None) -> None:
     if not fewest <= num_steps <= most:
         raise UserError(f"--num-steps {num_steps}: this model takes {fewest} to {most:,}")
     if has_steps:
-        try:
-            model.config.order(num_steps)
-        except ValueError as error:
-            raise UserError(f"--num-steps: {error}") from None
         note_untrained_steps(num_steps, model.config)
     elif num_steps < most:
         say(f"note: --num-steps {num_steps}, but the model was trained to be read after all its {most} layers")
 
 
 def note_untrained_steps(asked: int | None, config: Any) -> None:
-    """Fewer steps than trained are fine where the loss is taken after each, as it is unless `step_weights` says otherwise."""
+    """Refuse what the schedule does not take. Fewer steps than trained are fine where the loss is taken after each, as it is
+    unless `step_weights` says otherwise."""
     if not asked:
         return
+    try:
+        config.order(asked)
+    except ValueError as error:
+        raise UserError(f"--num-steps: {error}") from None
     steps = config.trained_steps or config.num_steps
     fewest, most = config.random_steps or (1, steps)
     if not fewest <= asked <= most:

@@ -17,23 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pnn.analysis.controls import shuffled
-from pnn.analysis.subject import Subject
+from pnn.analysis.subject import Subject, with_refiners
 from pnn.analysis.totals import Array, Smallest, Totals, finding, ratio, ratios
 from pnn.analysis.trace import trace_batch
 from pnn.models.base import MaskedLMBase
-from pnn.models.registry import kind_of
 from pnn.results import Finding
 from pnn.studies.registry import Analysis
 
 MARGIN = 0.01  # nats of loss; also of cosine, which for random directions is 1/√d at most by chance, and 0 on average
 
 
-def of_one_refiner(model: MaskedLMBase) -> str | None:
-    return (
-        None
-        if kind_of(model).has_steps
-        else "a BERT baseline's layers are not steps of one refiner: there is no path to follow"
+def of_one_path(model: MaskedLMBase) -> str | None:
+    part_repeats = with_refiners(model) is None and model.config.repeat is not None
+    further = (
+        "more steps repeat a part of its schedule and do not go on from the last state: pnn analyze more_steps follows those"
     )
+    return further if part_repeats else None
 
 
 ABOUT = Analysis(
@@ -47,7 +46,7 @@ ABOUT = Analysis(
         "updates_point_downhill": "every trained step's update points down the gradient of the loss",
         "more_steps_than_trained_help": "one step more than was trained lowers the loss further",
     },
-    needs=(of_one_refiner,),
+    needs=(with_refiners, of_one_path),
 )
 
 
