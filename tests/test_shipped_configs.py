@@ -72,3 +72,34 @@ def test_text_and_recipe_are_the_same_for_all(name):
 def test_a_count_in_a_configs_comments_is_its_count(name):
     said = re.findall(r"\d{2,3}(?:,\d{3}){2}", shipped_configs()[name].read_text(encoding="utf-8"))
     assert [int(number.replace(",", "")) for number in said] == [parameters(built(name))] * len(said)
+
+
+# Every preset by size: parameters, and the width that its rate was found at
+PRESETS = {
+    "pnn_100m": (104_762_688, 768),
+    "pnn_350m": (343_601_989, 768),
+    "pnn_1b": (1_021_427_022, 768),
+    "ddl_small": (123_734_956, None),
+    "ddl_medium": (353_873_236, None),
+    "ddl_1b": (1_015_635_028, 768),
+    "gpt2_small": (124_439_808, None),
+    "gpt2_medium": (354_823_168, 768),
+    "gpt2_1b": (1_017_302_272, 768),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_as_large_as_it_says(name):
+    expected, base = PRESETS[name]
+    config = load_config(name)
+    with torch.device("meta"):
+        model = build_model(model_config(config.model, max_position_embeddings=config.data.max_length))
+    assert parameters(model) == expected
+    assert config.training.base_width == base
+    assert f"{expected:,}" in shipped_configs()[name].read_text(encoding="utf-8")
+    if base is not None:  # heads keep their size, and matrices begin as at the base
+        small = model_config(load_config({"pnn": "pnn_wikitext103", "ddl": "ddl_small"}.get(name[:3], "gpt2_small")).model)
+        width, heads = model.config.hidden_size, model.config.num_attention_heads
+        assert width // heads == small.hidden_size // small.num_attention_heads
+        if not name.startswith("ddl"):
+            assert model.config.initializer_range == pytest.approx(0.02 * (base / width) ** 0.5, abs=5e-5)

@@ -62,6 +62,9 @@ class TrainingConfig:
     effective_batch_size: int = 1152  # sequences of an update, over all micro-batches and processes
     optimizer: str = "adamw"  # or "muon": the matrices of blocks move by orthogonal steps, the rest by AdamW
     learning_rate: float = 3e-4
+    base_width: int | None = (
+        None  # the width at which learning_rate was found; each matrix's rate is carried over to the model's
+    )
     schedule: str = "cosine"  # or "flat": the peak is held, and falls in a straight line over the last fifth
     min_learning_rate: float = 1e-5  # where the schedule ends
     warmup_steps: int = 500
@@ -128,7 +131,7 @@ CHOICES = {
 TRACKERS = ("wandb", "mlflow", "trackio")
 POSITIVE = (
     *("data." + k for k in ("vocab_size", "max_length", "max_sequences", "validation_sequences", "synthetic_paragraphs")),
-    *("training." + k for k in ("epochs", "max_steps", "batch_size", "effective_batch_size", "learning_rate")),
+    *("training." + k for k in ("epochs", "max_steps", "batch_size", "effective_batch_size", "learning_rate", "base_width")),
     *("training." + k for k in ("gradient_clip", "log_every", "evaluate_every", "save_every", "keep_checkpoints")),
     "evaluation.batch_tokens",
     "evaluation.mask_draws",

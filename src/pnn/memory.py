@@ -67,17 +67,30 @@ def check_counts(values: Any, where: str) -> None:
         check_counts(value, where)
 
 
-def check_fits(make: Callable[[], nn.Module], where: str, device: str = "cpu", copies: int = 1, besides: int = 0) -> None:
-    """Refuse a model that cannot fit: so many `copies` of its weights, and bytes `besides`. It is made without memory."""
+def bytes_of_weights(make: Callable[[], nn.Module]) -> int:
+    """Of a model that is made without memory."""
+    with torch.device("meta"):
+        return sum(one.numel() * one.element_size() for one in make().parameters())
+
+
+def check_fits(
+    make: Callable[[], nn.Module],
+    where: str,
+    device: str = "cpu",
+    copies: int = 1,
+    besides: int = 0,
+    instead: Callable[[int], str] = lambda _: "take a smaller model or batch",
+) -> None:
+    """Refuse a model that cannot fit: so many `copies` of its weights, and bytes `besides`. `instead` says what does fit into
+    as many bytes as there are."""
     try:
-        with torch.device("meta"):
-            weights = sum(one.numel() * one.element_size() for one in make().parameters())
+        weights = bytes_of_weights(make)
     except RuntimeError as error:  # sizes beyond what torch can count
         raise UserError(f"{where}: {first_line(error)}") from error
     needed, has = copies * weights + besides, _total(device)
     if needed > has:
         sizes = f"at least {needed / 1e9:,.1f} GB ({weights / 1e9:,.1f} GB of weights), but {device} has {has / 1e9:,.1f} GB"
-        raise UserError(f"{where}: out of memory before anything is computed: it needs {sizes}: take a smaller model or batch")
+        raise UserError(f"{where}: out of memory before anything is computed: it needs {sizes}: {instead(has)}")
 
 
 def _total(device: str) -> int:

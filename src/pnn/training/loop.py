@@ -30,13 +30,14 @@ from pnn.data.shards import left_out, prepare
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import Stopped, UserError
 from pnn.files import point, write_json
-from pnn.memory import check_fits, out_of_memory_says
+from pnn.memory import out_of_memory_says
 from pnn.models.lean import leave_out_logits
 from pnn.models.sections import build_model, compile_blocks, model_config
 from pnn.nn.fast import kernels_compute
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
 from pnn.training.device import compiles, precision_of
+from pnn.training.fitting import check_update_fits
 from pnn.training.objective import objective_of
 from pnn.training.optim import average_weights, learning_rate, make_optimizer, set_learning_rate
 from pnn.training.recording import Recorder, can_record
@@ -124,9 +125,7 @@ class Trainer:
             raise UserError(
                 f"model.max_position_embeddings: {section.max_position_embeddings}, but data.max_length is {data.max_length}"
             )
-        # what an update holds: weights, gradients, the optimiser's averages, and a state of every token
-        state = self.plan.batch_tokens * getattr(section, "hidden_size", 1) * 4
-        check_fits(lambda: build_model(section), self.config.name, str(self.accelerator.device), copies=3, besides=state)
+        check_update_fits(self.config, section, self.plan.batch_tokens, str(self.accelerator.device))
         torch.manual_seed(self.config.training.seed)
         model = build_model(section)
         if not self.config.kind.ours:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,25 +15,36 @@ from pnn.config import TrainingConfig
 from pnn.errors import UserError
 from pnn.models.registry import distinct_blocks
 from pnn.training.muon import Muon
+from pnn.training.widths import carried, of_adamw, of_muon, sums_over_width, times_as_wide
 
 DECAYED = 0.2  # of a run, at the end of a flat schedule
 
 
 def make_optimizer(model: PreTrainedModel, training: TrainingConfig) -> torch.optim.Optimizer:
-    """Weight decay acts on matrices only: not on norms, biases and the gate's temperature."""
+    """Weight decay acts on matrices only: not on norms, biases and the gate's temperature. With `base_width`, matrices have
+    rates of their own (`training/widths`)."""
     trained = [p for p in model.parameters() if p.requires_grad]
     muon = block_matrices(model) if training.optimizer == "muon" else {}
     if training.optimizer == "muon" and not muon:
         raise UserError(
             f"training.optimizer: muon, but the blocks of a {type(model).__name__} have no linear layers: take adamw"
         )
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1 and p not in muon], "weight_decay": training.weight_decay},
+    m = times_as_wide(model, training)
+    summing = sums_over_width(model) if m != 1 else set()
+    matrices = [p for p in trained if p.dim() > 1 and p not in muon]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in matrices if p not in summing], "weight_decay": training.weight_decay},
         {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
     ]
+    if summing:
+        groups.append({"params": [p for p in matrices if p in summing], **carried(of_adamw(m), training.weight_decay)})
     betas = (training.adam_beta1, training.adam_beta2)
-    adamw = torch.optim.AdamW(groups, lr=training.learning_rate, betas=betas, fused=True)
-    return Muon(muon.items(), adamw, training.learning_rate, training.weight_decay) if muon else adamw
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=betas, fused=True)
+    if muon:
+        optimizer = Muon(muon.items(), optimizer, training.learning_rate, training.weight_decay)  # type: ignore[arg-type]
+        optimizer.param_groups[0].update(carried(of_muon(m), training.weight_decay))
+    set_learning_rate(optimizer, training.learning_rate)
+    return optimizer
 
 
 def block_matrices(model: PreTrainedModel) -> dict[Tensor, int]:
@@ -87,7 +99,7 @@ def _copy(parameters: list[Tensor], values: list[Tensor]) -> None:
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("scale", 1.0)
 
 
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, rate: float, clip: float = 1.0) -> None:

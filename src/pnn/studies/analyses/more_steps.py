@@ -40,7 +40,7 @@ ABOUT = Analysis(
     question="Is refinement an iteration toward something?",
     picture=(
         "If so, accuracy and loss stay where they are on the grey ground, beyond the model's own number of rounds; every "
-        " round moves states less than the one before (below one); and what remains of the way to the far state shrinks. "
+        "round moves states less than the one before (below one); and what remains of the way to the far state shrinks. "
         "The grey lines are the same model untrained."
     ),
     hypotheses={
