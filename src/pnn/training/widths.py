@@ -4,14 +4,14 @@
     Muon    matrices of blocks                  rate / √m
     both    everything else                     rate
 
-Updates are to change what a layer puts out by as much at every width. AdamW moves every entry of a matrix by about the rate, and,
-because a gradient is a sum of few outer products, in a direction that agrees across the width: the output moves by m times as
-much. Muon's step is orthogonal, times 0.2 √max(rows, columns): its singular values grow as √m. Embeddings, norms, biases and single
-numbers sum over nothing. A tied vocabulary matrix counts as the head's, which sums over the width.
+Updates are to change what a layer puts out by as much at every width. AdamW moves every entry of a matrix by about the rate,
+and, because a gradient is a sum of few outer products, in a direction that agrees across the width: the output moves by m times
+as much. Muon's step is orthogonal, times 0.2 √max(rows, columns): its singular values grow as √m. Embeddings, norms, biases and
+single numbers sum over nothing. A tied vocabulary matrix counts as the head's, which sums over the width.
 
 Weight decay takes rate · λ of a matrix at every update; λ grows as the rate shrinks, so that the same share goes.
 
-Three things are the config's. Matrices begin as N(0, σ²): `model.initializer_range` has to fall as 1/√m. Attention heads have to
+Three things are the config's. Matrices begin as N(0, σ²): `model.initializer_range` has to fall as 1/√m. Attention heads must
 keep their size, so that there are m times as many. And the vocabulary matrix should be tied: one of its own would have to begin
 smaller still, as 1/m, or states that move shift predictions by √m times as much.
 """
