@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,3 +104,26 @@ def test_a_preset_is_as_large_as_it_says(name):
         assert width // heads == small.hidden_size // small.num_attention_heads
         if not name.startswith("ddl"):
             assert model.config.initializer_range == pytest.approx(0.02 * (base / width) ** 0.5, abs=5e-5)
+
+
+def test_the_arms_of_hybrids_are_equal_in_what_their_table_says():
+    folder = Path(__file__).parents[1] / "results" / "hybrids"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| \[`(\w+)`\]\(configs/\1\.yaml\) \| [^|]* \| (\d+) \| (\d+) \|", text)
+    assert {name for name, *_ in rows} == {path.stem for path in (folder / "configs").glob("*.yaml")} - {"recipe"}
+    counts = {}
+    for name, refiners, steps in rows:
+        config = model_config(load_config(str(folder / "configs" / f"{name}.yaml")).model, vocab_size=100)
+        assert (config.num_refiners, config.num_steps) == (int(refiners), int(steps))
+        with torch.device("meta"):
+            counts[name] = parameters(build_model(config))
+    same = {counts[name] for name, refiners, _ in rows if refiners == "4"}
+    assert len(same) == 1
+    assert counts["one"] < same.pop() < counts["eight"]
+
+
+@pytest.mark.parametrize("path", ["more_steps/configs/gated_random", "more_steps/configs/rewrite_fixed", "widths/configs/w768"])
+def test_other_results_configs_build(path):
+    config = load_config(str(Path(__file__).parents[1] / "results" / f"{path}.yaml"))
+    with torch.device("meta"):
+        assert parameters(build_model(model_config(config.model, vocab_size=100))) > 0

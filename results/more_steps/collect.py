@@ -1,0 +1,139 @@
+"""From finished sweeps to measured/, result.json, the figures and the tables of README.md.
+
+python results/more_steps/collect.py [RUNS]   # the folder that run.sh wrote; without it, what is in measured/
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from pnn.errors import UserError
+from pnn.figures.studies.more_steps import more_steps as draw
+from pnn.figures.style import png, save
+from pnn.files import write_between, write_json
+from pnn.numbers import estimate
+from pnn.runs import check_commit, read_json
+from pnn.stats import SUPPORTED, student
+
+HERE = Path(__file__).parent
+MEASURED = HERE / "measured"
+UPDATES = {"gated": "gated (the paper)", "rewrite": "rewriting"}
+TRAINED = {"fixed": "always 4 steps", "random": "1 to 7, drawn"}
+FINDINGS = {
+    "more_rounds_keep_the_accuracy": ("accuracy, 8 steps less 4, points", 100),
+    "the_far_state_predicts_as_well": ("loss, 4 steps less 32, nats", 1),
+    "every_round_moves_less": ("smallest contraction, 1 − ratio", 1),
+    "states_near_a_point": ("nearer to the far state after 8 than after 4", 1),
+}
+
+
+def copy_in(runs: Path) -> None:
+    """Of every run what more_steps found, and of every sweep the price at four steps."""
+    MEASURED.mkdir(exist_ok=True)
+    for update in UPDATES:
+        sweep = runs / update
+        if not (sweep / "sweep.json").exists():
+            print(f"{sweep}: no sweep.json yet, left out")
+            continue
+        arms = read_json(sweep / "sweep.json")["arms"]
+        folders = {(arm["name"], seed): sweep / arm["name"] / f"seed-{seed}" for arm in arms for seed in arm["seeds"]}
+        for run in folders.values():
+            check_commit(run)
+            if not (run / "analysis" / "more_steps.json").exists():
+                raise UserError(f"{run} was not analysed yet: pnn analyze more_steps {run}")
+        found = {
+            f"{name}/seed-{seed}": read_json(run / "analysis" / "more_steps.json") for (name, seed), run in folders.items()
+        }
+        at_four = {arm["name"]: arm["texts"]["validation"] for arm in arms}
+        write_json(MEASURED / f"{update}.json", {"at_four_steps": at_four, "runs": found})
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    """By update and way of training: every finding's effect over seeds and its verdicts, and accuracy after four steps."""
+    found: dict[str, dict[str, Any]] = {}
+    for update in UPDATES:
+        if not (MEASURED / f"{update}.json").exists():
+            continue
+        measured = read_json(MEASURED / f"{update}.json")
+        for trained in TRAINED:
+            name = f"{update}_{trained}"
+            runs = [one for run, one in measured["runs"].items() if run.startswith(f"{name}/")]
+            row: dict[str, Any] = {"seeds": len(runs), "at_four_steps": measured["at_four_steps"][name], "findings": {}}
+            for finding in FINDINGS:
+                each = [run["findings"][finding] for run in runs]
+                effects = [one["effect"]["value"] for one in each]
+                verdicts = [one["verdict"] for one in each]
+                row["findings"][finding] = {"effect": student(effects).as_json(), "by_seed": effects, "verdicts": verdicts}
+            of_all = [verdict for one in row["findings"].values() for verdict in one["verdicts"]]
+            row["an_iteration_toward_something"] = all(verdict == SUPPORTED for verdict in of_all)
+            for key in ("accuracy_by_round", "loss_by_round"):
+                each_step = zip(*(run[key] for run in runs), strict=True)
+                row[key] = [student([one["value"] for one in step]).as_json() for step in each_step]
+            found[name] = row
+    return found
+
+
+def names(row: str) -> list[str]:
+    update, _, trained = row.partition("_")
+    return [UPDATES[update], TRAINED[trained]]
+
+
+def verdict_table(found: dict[str, dict[str, Any]]) -> str:
+    head = [title for title, _ in FINDINGS.values()]
+    lines = [f"| update | trained with | {' | '.join(head)} | an iteration toward something? |", "|---" * (len(head) + 3) + "|"]
+    for name, row in found.items():
+        cells = names(name)
+        for finding, (_, scale) in FINDINGS.items():
+            one = row["findings"][finding]
+            supported = one["verdicts"].count(SUPPORTED)
+            cells.append(f"{estimate(one['effect'], 2, scale=scale, plus=True)}; supported in {supported} of {row['seeds']}")
+        lines.append("| " + " | ".join([*cells, "yes" if row["an_iteration_toward_something"] else "no"]) + " |")
+    return "\n".join(lines)
+
+
+def step_table(found: dict[str, dict[str, Any]]) -> str:
+    steps = [1, 2, 3, 4, 5, 6, 7, 8, 32]
+    lines = [f"| update | trained with | {' | '.join(map(str, steps))} | price at 4 |", "|---" * (len(steps) + 3) + "|"]
+    for name, row in found.items():
+        cells = [f"{100 * one['value']:.1f}" for one in row["accuracy_by_round"]]
+        price = row["at_four_steps"]["against_first"]
+        said = estimate(price["over_seeds_and_sequences"], 1, scale=100, plus=True) if price else ""
+        lines.append("| " + " | ".join([*names(name), *cells, said]) + " |")
+    return "\n".join(lines)
+
+
+def answer(found: dict[str, dict[str, Any]]) -> str:
+    said = [
+        f"{', '.join(names(name))}: {'yes' if row['an_iteration_toward_something'] else 'no'}" for name, row in found.items()
+    ]
+    return "All four hypotheses supported in every seed? " + "; ".join(said) + "."
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        copy_in(Path(sys.argv[1]))
+    found = rows()
+    write_json(
+        HERE / "result.json",
+        {
+            "question": "Is refinement an iteration toward something?",
+            "protocol": "README.md beside: models of the quickstart's size on the harder embedded corpus, 800 updates of about 1,000 "
+            "tokens, always four steps or one to seven drawn at every update; states at masked tokens of 1,000 held-out paragraphs",
+            "seeds": sorted({row["seeds"] for row in found.values()}),
+            "metrics": found,
+            "answer": answer(found),
+            "command": "results/more_steps/run.sh RUNS; python results/more_steps/collect.py RUNS",
+        },
+    )
+    for name in found:
+        update = name.partition("_")[0]
+        save(png(draw(read_json(MEASURED / f"{update}.json")["runs"][f"{name}/seed-0"])), HERE / "figures" / f"{name}.png")
+    write_between(HERE / "README.md", "verdicts", verdict_table(found))
+    write_between(HERE / "README.md", "steps", step_table(found))
+    print(verdict_table(found), step_table(found), answer(found), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Grids of rates at width 256, at 768 with the rule, and at 768 without it. Usage: results/widths/run.sh TOKENS RUNS [pnn sweep arguments]
+# Stopped, the same command goes on.
+set -euo pipefail
+tokens=$1 runs=$2
+shift 2
+configs=$(cd "$(dirname "$0")" && pwd)/configs
+rates=training.learning_rate=2.5e-4,5e-4,1e-3,2e-3,4e-3
+for optimizer in adamw muon; do
+  common=(--over "$rates" --set data.train="$tokens" --set training.optimizer="$optimizer")
+  python3 -m pnn sweep "$configs/w256.yaml" "${common[@]}" --output "$runs/${optimizer}_w256" "$@"
+  python3 -m pnn sweep "$configs/w768.yaml" "${common[@]}" --output "$runs/${optimizer}_w768" "$@"
+  python3 -m pnn sweep "$configs/w768.yaml" "${common[@]}" --set training.base_width=null --output "$runs/${optimizer}_w768_plain" "$@"
+done
