@@ -119,8 +119,9 @@ def main() -> None:
         HERE / "result.json",
         {
             "question": "Is refinement an iteration toward something?",
-            "protocol": "README.md beside: models of the quickstart's size on the harder embedded corpus, 800 updates of about 1,000 "
-            "tokens, always four steps or one to seven drawn at every update; states at masked tokens of 1,000 held-out paragraphs",
+            "protocol": "README.md beside: models of the quickstart's size on the harder embedded corpus, 800 updates of about "
+            "1,000 tokens, always four steps or one to seven drawn at every update; states at masked tokens of 1,000 held-out "
+            "paragraphs",
             "seeds": sorted({row["seeds"] for row in found.values()}),
             "metrics": found,
             "answer": answer(found),

@@ -50,4 +50,4 @@ def _path(axes: Axes, result: Json, found: list[EstimateJson], colour: str, firs
 
 def _scaled(one: EstimateJson, factor: float) -> EstimateJson:
     ends = [None if end is None else end * factor for end in one["interval"]]
-    return {**one, "value": None if one["value"] is None else one["value"] * factor, "interval": ends}  # type: ignore[typeddict-item]
+    return {**one, "value": None if one["value"] is None else one["value"] * factor, "interval": ends}
