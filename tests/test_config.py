@@ -73,7 +73,8 @@ def test_a_shipped_config_loads_and_its_model_section_builds(name):
     assert isinstance(built, ours[kind]) if kind in ours else built.model_type == config.model["architecture"]
     for key, value in config.model.items():
         if key not in ("type", "architecture") and value is not None:
-            assert getattr(built, key) == value
+            said = getattr(built, key)
+            assert (said[: len(value)] if key == "schedule" else said) == value  # a part of it may repeat
     assert shipped_configs()[name].read_text(encoding="utf-8").startswith("#")  # says what it is
 
 
