@@ -128,7 +128,7 @@ def main() -> None:
             "command": "results/more_steps/run.sh RUNS; python results/more_steps/collect.py RUNS",
         },
     )
-    for name in found:
+    for name in (one for one in found if one.endswith("random")):
         update = name.partition("_")[0]
         save(png(draw(read_json(MEASURED / f"{update}.json")["runs"][f"{name}/seed-0"])), HERE / "figures" / f"{name}.png")
     write_between(HERE / "README.md", "verdicts", verdict_table(found))
