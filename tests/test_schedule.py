@@ -9,10 +9,10 @@ import torch
 
 import pnn
 from pnn.analysis.trace import blocks_of
-from pnn.bench.flops import training_flops
 from pnn.config import load_config
 from pnn.errors import Stopped, UserError
 from pnn.figures.anatomy import anatomy
+from pnn.models.flops import training_flops
 from pnn.models.loading import check_num_steps
 from pnn.models.registry import sentence
 from pnn.models.sections import model_config

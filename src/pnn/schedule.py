@@ -56,12 +56,16 @@ def order(schedule: Sequence[int], repeat: Sequence[int] | None, steps: int) -> 
     return parts.order(times)
 
 
+def period(schedule: Sequence[int]) -> int:
+    """After how many steps a schedule repeats itself: 1 for one refiner, 4 for [0, 1, 2, 3, 0, 1, 2, 3]."""
+    return next(n for n in range(1, len(schedule) + 1) if schedule[n:] == schedule[: len(schedule) - n])
+
+
 def rounds(schedule: Sequence[int], repeat: Sequence[int] | None, most: int) -> list[int]:
     """The numbers of steps after one round, two, … `most`. A round is the part that repeats: where none is named, the shortest
     beginning of the schedule that gives all of it when repeated."""
     if repeat is None:
-        period = next(n for n in range(1, len(schedule) + 1) if order(schedule[:n], None, len(schedule)) == list(schedule))
-        repeat = (0, period)
+        repeat = (0, period(schedule))
     parts = parts_of(schedule, repeat)
     return [len(parts.order(times)) for times in range(1, most + 1)]
 

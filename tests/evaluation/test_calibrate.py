@@ -275,3 +275,10 @@ def test_a_model_without_text_or_a_place_to_store(trained_run, pnn_command, tmp_
 def test_models_with_nothing_to_leave_out(config, says):
     with pytest.raises(UserError, match=says):
         check_can_be_calibrated(config(), 0.003)
+
+
+def test_numbers_of_steps_that_training_drew_are_tried():
+    drawn = pnn.PNNConfig(num_steps=4, random_steps=[2, 7])
+    assert [setting.changes["num_steps"] for setting in settings(drawn)] == [4, 3, 2]
+    hybrid = pnn.PNNConfig(schedule=[0, 1, 2], repeat=[1, 2], num_steps=6)
+    assert [setting.changes["num_steps"] for setting in settings(hybrid)] == [6]

@@ -12,8 +12,9 @@ from small_models import LENGTHS, SMALL, build, every_pnn, shake, some_batch
 import pnn
 from pnn.models.base import arrange
 from pnn.nn import live
-from pnn.nn.halting import CRITERIA, Criterion, Halt, round_of
+from pnn.nn.halting import CRITERIA, Criterion, Halt
 from pnn.nn.packing import Layout
+from pnn.schedule import period
 
 NEVER = {"criterion": "change", "threshold": 1e-30}
 FORMS = {
@@ -49,7 +50,7 @@ def halting(form, criterion="drawn", **more):
         if criterion == "learned":
             encoder.criterion.weight.copy_(torch.randn(SMALL["hidden_size"], generator=torch.Generator().manual_seed(5)))
         states = model(ids, attention_mask=mask, output_states=True, halt=False).states
-        step = round_of(model.config.schedule)
+        step = period(model.config.schedule)
         measured = encoder.criterion.measure(states[step - 1][mask.bool()], states[step][mask.bool()], model.read_out)
         share = 0.35 if encoder.criterion.when_below else 0.65  # between two tokens, not at one
         threshold = measured.quantile(share)
@@ -68,7 +69,7 @@ def plain_loop(model, ids, mask, draw=None):
     positions, layout = arrange(tokens, mask, None, None, config)
     h = encoder.embeddings(tokens, positions)
     going, taken, states = mask.bool(), torch.zeros_like(ids), [h]
-    size = round_of(schedule)
+    size = period(schedule)
     for step in range(1, len(schedule) + 1):
         refiner = encoder.refiners[schedule[step - 1]]
         new = torch.where(going[..., None], h + refiner.refine(h, layout).delta, h)
@@ -188,7 +189,7 @@ def test_sizes_in_buckets_change_no_state(form, asked, monkeypatch):
         monkeypatch.setattr(live, "exact_sizes", lambda device: False)
         rows = rows_computed(model)
         found = model.encoder(packed, cu_seqlens=borders, last_at=asked)
-    first = round_of(model.config.schedule)
+    first = period(model.config.schedule)
     assert rows[:first] == [packed.shape[1]] * first
     assert set(rows[first:]) == {64}
     assert torch.equal(found.halted_at, expected.halted_at)
@@ -219,7 +220,7 @@ def test_live_tokens_alone_are_computed(form):
     steps = range(1, len(model.config.schedule) + 1)
     assert rows == [int((taken >= step).sum()) for step in steps if (taken >= step).any()]
     # a token's keys and values are computed once more under each refiner when it has stopped, where somebody still reads them
-    size = round_of(model.config.schedule)
+    size = period(model.config.schedule)
     assert int(taken.sum()) < sum(keys) <= int(taken.sum()) + size * len(taken)
 
 
@@ -382,7 +383,7 @@ def test_calls_that_cannot_halt_are_refused_or_left_alone():
 
 
 def test_rounds_of_a_schedule():
-    assert [round_of(s) for s in ([0], [0] * 4, [0, 1, 0, 1], [0, 1, 2, 0], [0, 1, 2, 3], [0, 1, 1])] == [1, 1, 2, 3, 4, 3]
+    assert [period(s) for s in ([0], [0] * 4, [0, 1, 0, 1], [0, 1, 2, 0], [0, 1, 2, 3], [0, 1, 1])] == [1, 1, 2, 3, 4, 3]
 
 
 def test_settings_come_and_go_as_what_a_config_holds():

@@ -46,6 +46,7 @@ from pnn.nn.packing import only_at
 from pnn.numbers import count
 from pnn.results import Json
 from pnn.runs import read_json
+from pnn.schedule import drawn_from
 from pnn.stats import ratio_interval
 from pnn.turns import take_turns
 
@@ -74,10 +75,15 @@ class Batch:
 
 
 def settings(config: Any) -> list[Setting]:
-    """All steps first; then every smaller number after which the model was trained to be read."""
+    """All steps first; then every smaller number with which the model was trained, or after which it was trained to be read."""
     trained = config.trained_steps or config.num_steps
-    weights = config.step_weights or [1.0] * trained
-    read = [step for step, weight in enumerate(weights[:-1], 1) if weight > 0]
+    if config.random_steps is not None:
+        read = [step for step in drawn_from(config.schedule, config.repeat, config.random_steps) if step < trained]
+    elif config.repeat is not None:  # what was read in the middle has not left through the last refiners
+        read = []
+    else:
+        weights = config.step_weights or [1.0] * trained
+        read = [step for step, weight in enumerate(weights[:-1], 1) if weight > 0]
     fewer = [Setting({"num_steps": step, "trained_steps": trained, "halt": None}, _steps(step)) for step in reversed(read)]
     every = {"num_steps": trained, "trained_steps": None, "halt": None}
     return [Setting(every, f"{_steps(trained)}, as trained"), *fewer]

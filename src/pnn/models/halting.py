@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from pnn.models.base import EncoderBase, EncoderOutput, Halting
-from pnn.nn.halting import CRITERIA, Criterion, Halt, Learned, Read, Rule, refine, refine_in_training, round_of
+from pnn.nn.halting import CRITERIA, Criterion, Halt, Learned, Read, Rule, refine, refine_in_training
 from pnn.nn.packing import Layout
+from pnn.schedule import period
 
 
 class HaltingEncoder(EncoderBase):
@@ -50,7 +51,7 @@ class HaltingEncoder(EncoderBase):
             raise ValueError(f"halt: {chosen.criterion} needs a head that chooses between tokens or labels")
         if steps == 0 or (self.training and not isinstance(criterion, Learned)):
             return None  # in training every step is learnt
-        return Rule(chosen, criterion, round_of(self.config.schedule), read)
+        return Rule(chosen, criterion, period(self.config.schedule), read)
 
     def refine_by(
         self, rule: Rule, refiners: Sequence[nn.Module], h: Tensor, layout: Layout, last_at: Tensor | None

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from pnn.nn.gating import logit
 from pnn.nn.live import Live, Memory, Places, choose
 from pnn.nn.packing import Layout, only_at
+from pnn.schedule import period
 
 Read = Callable[[Tensor], Tensor]  # a head: states to logits
 
@@ -122,18 +123,13 @@ class Halt:
         """Whether there is a step after which a token could halt."""
         if steps < 2:
             raise ValueError(f"halt needs two steps or more, and num_steps={steps}: there is nothing to save")
-        if round_of(schedule) >= steps:
+        if period(schedule) >= steps:
             raise ValueError(f"halt needs a schedule that goes round: {list(schedule)} applies nothing again")
         if self.min_steps >= steps:
             raise ValueError(f"halt: min_steps={self.min_steps}, but there are {steps} steps: no token would ever halt")
 
     def as_dict(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "cost" or value}
-
-
-def round_of(schedule: Sequence[int]) -> int:
-    """After how many steps the schedule repeats itself: 1 for one refiner, 4 for [0, 1, 2, 3, 0, 1, 2, 3]."""
-    return next(size for size in range(1, len(schedule) + 1) if schedule[size:] == schedule[: len(schedule) - size])
 
 
 @dataclass(frozen=True)
