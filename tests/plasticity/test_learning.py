@@ -12,8 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pnn.errors import UserError
 from pnn.plasticity import FasterUpdates, WarmUp, grow, heads, prune, warm_up_factor
-from pnn.plasticity.heads import gated, head_map, stretches
+from pnn.plasticity.heads import head_map, stretches
 from pnn.plasticity.learning import learn
+from pnn.plasticity.units import gated
 
 
 def optimizer_of(model, kind=torch.optim.AdamW, **more):
@@ -54,9 +55,9 @@ def test_the_factor_rises_evenly():
 
 def test_the_factor_multiplies_what_new_heads_hand_on(model, logits):
     new = [(0, 1), (2, 0)]
-    gates = {layer: torch.ones(len(row)) for layer, row in enumerate(head_map(model))}
+    gates = {("head", layer): torch.ones(len(row)) for layer, row in enumerate(head_map(model))}
     for layer, position in new:
-        gates[layer][position] = 0.505
+        gates["head", layer][position] = 0.505
     with gated(model, gates):
         expected = logits(model)
     with WarmUp(model, new) as warm_up:

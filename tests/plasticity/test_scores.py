@@ -20,8 +20,9 @@ from pnn.nn.decoder import CausalAttention, Context
 from pnn.nn.packing import Layout
 from pnn.nn.rotary import rotation
 from pnn.plasticity import Scores, choose, heads, masked, prune, score
-from pnn.plasticity.heads import gated, head_map, stretches
+from pnn.plasticity.heads import head_map, stretches
 from pnn.plasticity.scores import METHODS, count_targets, mean_loss, prepared, row_entropy
+from pnn.plasticity.units import gated
 
 
 def plant(model, change):
@@ -213,7 +214,7 @@ def test_gradients_are_finite_differences_row_by_row(model, texts):
         losses = []
         for value in (1 - step, 1 + step):
             gate[position] = value
-            with torch.no_grad(), gated(exact, {layer: gate}):
+            with torch.no_grad(), gated(exact, {("head", layer): gate}):
                 losses.append([float(loss_of(exact, [row])) for row in rows])
         slopes = [abs(after - before) / (2 * step) for before, after in zip(*losses, strict=True)]
         expected = sum(weight * slope for weight, slope in zip(weights, slopes, strict=True)) / sum(weights)
@@ -235,7 +236,7 @@ def texts_with_opposite_slopes(model):
     for seed in range(50):
         row = {"input_ids": torch.randint(1, 50, (1, 9), generator=torch.Generator().manual_seed(seed))}
         gate = torch.ones(4, requires_grad=True)
-        with gated(model, {0: gate}):
+        with gated(model, {("head", 0): gate}):
             slope = torch.autograd.grad(model(**row, labels=row["input_ids"]).loss, gate)[0][0]
         found.setdefault(bool(slope > 0), row)
     return list(found.values())

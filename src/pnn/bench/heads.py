@@ -26,10 +26,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from pnn.bench.timing import machine
 from pnn.plasticity.architectures import architecture_of
-from pnn.plasticity.heads import heads, masked
+from pnn.plasticity.heads import heads
 from pnn.plasticity.measure import flops_per_token
 from pnn.plasticity.scores import mean_loss, prepared, score
 from pnn.plasticity.surgery import prune
+from pnn.plasticity.units import masked
 from pnn.turns import take_turns
 
 SCORED_BATCHES = 4

@@ -14,13 +14,14 @@ All of it, for one or many rounds: `cycle(model, Text(rows, held_out_rows), "run
 # `from pnn.plasticity.heads import …`
 from pnn.plasticity.cycle import cycle
 from pnn.plasticity.growth import candidates, grow, propose
-from pnn.plasticity.heads import Head, heads, masked
+from pnn.plasticity.heads import Head, heads
 from pnn.plasticity.learning import FasterUpdates, WarmUp, warm_up_factor
 from pnn.plasticity.models import load, save
 from pnn.plasticity.scores import Scores, choose, score
 from pnn.plasticity.settings import CycleSettings
 from pnn.plasticity.surgery import prune
 from pnn.plasticity.text import Text
+from pnn.plasticity.units import Unit, UnitScores, masked, unit_map, units
 
 __all__ = [
     "CycleSettings",
@@ -28,6 +29,8 @@ __all__ = [
     "Head",
     "Scores",
     "Text",
+    "Unit",
+    "UnitScores",
     "WarmUp",
     "candidates",
     "choose",
@@ -40,5 +43,7 @@ __all__ = [
     "prune",
     "save",
     "score",
+    "unit_map",
+    "units",
     "warm_up_factor",
 ]

@@ -1,7 +1,7 @@
-"""Where heads are in each architecture: one small class, and an entry in `ARCHITECTURES`.
+"""Where heads and neurons are in each architecture: one small class, and an entry in `ARCHITECTURES`.
 
-A class says where attention modules are, what their projections are called, which attributes hold the number of heads, and
-how to see attention weights. Everything else about heads follows from that.
+A class says where layers are, what the projections of their attention and their feed-forward part are called, which attributes
+hold the number of heads, how to see attention weights, and what a layer does that is gone. Everything else follows from that.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from pnn.errors import UserError
 from pnn.kinds import OURS
 from pnn.models.registry import distinct_blocks
+from pnn.nn.packing import only_at
+from pnn.nn.refiner import Refinement
 from pnn.plasticity.matrices import Projection
+
+KINDS = HEAD, NEURON, LAYER = "head", "neuron", "layer"  # of units: what each is says `units`
 
 See = Callable[[int, Tensor, Tensor | None], None]  # a layer, its attention weights (B, query heads, T, T), its real tokens
 
@@ -28,12 +32,20 @@ class Architecture(ABC):
     model_types: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
-        """The attention module of each layer."""
+    def blocks(self, model: PreTrainedModel) -> list[nn.Module]:
+        """The layers, as the original model has them. One that is gone is there without anything in it."""
 
     @abstractmethod
-    def original_count(self, config: Any) -> int:
-        """Heads of a layer in the model as its config builds it."""
+    def attention(self, block: Any) -> nn.Module:
+        """A layer's attention module."""
+
+    @abstractmethod
+    def neurons(self, block: Any) -> tuple[Projection, ...]:
+        """The matrices of a layer's feed-forward part, that which leads back to the state last."""
+
+    @abstractmethod
+    def original(self, kind: str, config: Any) -> int:
+        """Heads or neurons of a layer in the model as its config builds it."""
 
     @abstractmethod
     def inputs(self, attention: Any) -> tuple[Projection, ...]:
@@ -51,8 +63,38 @@ class Architecture(ABC):
     def watching(self, model: PreTrainedModel, see: See) -> Any:
         """A context in which `see` gets every layer's attention weights on each forward pass."""
 
+    @abstractmethod
+    def hand_on(self, block: Any, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """What a layer that is gone gives: what it got."""
+
+    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
+        return [self.attention(block) for block in self.blocks(model)]
+
     def projections(self, attention: nn.Module) -> tuple[Projection, ...]:
         return (*self.inputs(attention), self.output(attention))
+
+    def parts(self, kind: str, block: nn.Module) -> tuple[Projection, ...]:
+        """Where a layer's heads or neurons lie, the output projection last."""
+        return self.projections(self.attention(block)) if kind == HEAD else self.neurons(block)
+
+    def empty(self, block: Any) -> None:
+        """Take everything out of a layer that has neither heads nor neurons left: norms, biases, and what it computes."""
+        parts = [*self.parts(HEAD, block), *self.parts(NEURON, block)]
+        kept = {id(part.module) for part in parts}
+        for part in parts:
+            if part.is_output:
+                part.module.register_parameter("bias", None)
+        _without_numbers(block, kept)
+        block.forward = MethodType(self.hand_on, block)
+
+
+def _without_numbers(module: nn.Module, kept: set[int]) -> None:
+    """Replace everything in a module that holds numbers by nothing, but for those that are kept."""
+    for name, child in list(module.named_children()):
+        if any(id(one) in kept for one in child.modules()):
+            _without_numbers(child, kept)
+        elif any(True for _ in child.parameters()):
+            setattr(module, name, nn.Identity())
 
 
 # Transformers ---------------------------------------------------------------------------------------------------------
@@ -80,6 +122,11 @@ class TransformersArchitecture(Architecture):
     @abstractmethod
     def without_heads(self, core: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """What is left of a layer's attention when no head is: the bias of W_o."""
+
+    def hand_on(self, block: Any, hidden_states: Tensor, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Tensor:
+        cache = next((one for one in args if isinstance(one, Cache)), past_key_values)  # GPT-2 gives it without its name
+        _count_tokens(self.core(self.attention(block)), hidden_states, cache)
+        return hidden_states
 
     @contextmanager
     def watching(self, model: PreTrainedModel, see: See) -> Iterator[None]:
@@ -118,11 +165,18 @@ class GPT2(TransformersArchitecture):
 
     model_types = ("gpt2",)
 
-    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
-        return [block.attn for block in model.base_model.h]
+    def blocks(self, model: PreTrainedModel) -> list[nn.Module]:
+        return list(model.base_model.h)
 
-    def original_count(self, config: Any) -> int:
-        return config.num_attention_heads
+    def attention(self, block: Any) -> nn.Module:
+        return block.attn
+
+    def neurons(self, block: Any) -> tuple[Projection, ...]:
+        mlp = block.mlp
+        return Projection(mlp.c_fc, "u", 1, transposed=True), Projection(mlp.c_proj, "o", 1, transposed=True)
+
+    def original(self, kind: str, config: Any) -> int:
+        return config.num_attention_heads if kind == HEAD else config.n_inner or 4 * config.hidden_size
 
     def inputs(self, attention: Any) -> tuple[Projection, ...]:
         return (Projection(attention.c_attn, "qkv", attention.head_dim, transposed=True),)
@@ -143,11 +197,17 @@ class GPT2(TransformersArchitecture):
 class OPT(TransformersArchitecture):
     model_types = ("opt",)
 
-    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
-        return [layer.self_attn for layer in model.base_model.decoder.layers]
+    def blocks(self, model: PreTrainedModel) -> list[nn.Module]:
+        return list(model.base_model.decoder.layers)
 
-    def original_count(self, config: Any) -> int:
-        return config.num_attention_heads
+    def attention(self, block: Any) -> nn.Module:
+        return block.self_attn
+
+    def neurons(self, block: Any) -> tuple[Projection, ...]:
+        return Projection(block.fc1, "u", 1), Projection(block.fc2, "o", 1)
+
+    def original(self, kind: str, config: Any) -> int:
+        return config.num_attention_heads if kind == HEAD else config.ffn_dim
 
     def inputs(self, attention: Any) -> tuple[Projection, ...]:
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -171,11 +231,18 @@ class Llama(TransformersArchitecture):
 
     model_types = ("llama", "mistral", "qwen2")
 
-    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
-        return [layer.self_attn for layer in model.base_model.layers]
+    def blocks(self, model: PreTrainedModel) -> list[nn.Module]:
+        return list(model.base_model.layers)
 
-    def original_count(self, config: Any) -> int:
-        return config.num_key_value_heads
+    def attention(self, block: Any) -> nn.Module:
+        return block.self_attn
+
+    def neurons(self, block: Any) -> tuple[Projection, ...]:
+        mlp = block.mlp
+        return Projection(mlp.gate_proj, "g", 1), Projection(mlp.up_proj, "u", 1), Projection(mlp.down_proj, "o", 1)
+
+    def original(self, kind: str, config: Any) -> int:
+        return config.num_key_value_heads if kind == HEAD else config.intermediate_size
 
     def inputs(self, attention: Any) -> tuple[Projection, ...]:
         width = attention.head_dim
@@ -203,16 +270,22 @@ class Bert(TransformersArchitecture):
 
     model_types = ("bert",)
 
-    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
+    def blocks(self, model: PreTrainedModel) -> list[nn.Module]:
         if model.config.is_decoder:
             raise UserError("plasticity knows BERT as an encoder, not as a decoder (is_decoder=True)")
-        return [layer.attention for layer in model.base_model.encoder.layer]
+        return list(model.base_model.encoder.layer)
+
+    def attention(self, block: Any) -> nn.Module:
+        return block.attention
+
+    def neurons(self, block: Any) -> tuple[Projection, ...]:
+        return Projection(block.intermediate.dense, "u", 1), Projection(block.output.dense, "o", 1)
 
     def core(self, attention: Any) -> nn.Module:
         return attention.self
 
-    def original_count(self, config: Any) -> int:
-        return config.num_attention_heads
+    def original(self, kind: str, config: Any) -> int:
+        return config.num_attention_heads if kind == HEAD else config.intermediate_size
 
     def inputs(self, attention: Any) -> tuple[Projection, ...]:
         core = attention.self
@@ -239,11 +312,18 @@ class OwnArchitecture(Architecture):
 
     model_types = tuple(kind.model_type for kind in OURS)
 
-    def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
-        return [block.attention for block in distinct_blocks(model)]
+    def blocks(self, model: PreTrainedModel) -> list[nn.Module]:
+        return distinct_blocks(model)
 
-    def original_count(self, config: Any) -> int:
-        return config.num_attention_heads
+    def attention(self, block: Any) -> nn.Module:
+        return block.attention
+
+    def neurons(self, block: Any) -> tuple[Projection, ...]:
+        ffn = block.mlp if hasattr(block, "mlp") else block.ffn
+        return Projection(ffn.up, "gu"[-getattr(ffn.up, "parts", 1) :], 1), Projection(ffn.down, "o", 1)
+
+    def original(self, kind: str, config: Any) -> int:
+        return config.num_attention_heads if kind == HEAD else config.intermediate_size
 
     def inputs(self, attention: Any) -> tuple[Projection, ...]:
         return (Projection(attention.qkv, "qkv", attention.head_width),)
@@ -253,6 +333,20 @@ class OwnArchitecture(Architecture):
 
     def set_count(self, attention: Any, count: int) -> None:
         attention.num_heads = count
+
+    def hand_on(self, block: Any, state: Tensor, context: Any, *args: Any) -> Tensor:
+        """A decoder's context may hold a cache; an encoder's last layer may be asked for some of the tokens alone."""
+        cache = getattr(context, "cache", None)
+        if cache is not None:
+            nothing = state.new_zeros(state.shape[0], 1, state.shape[1], 1)
+            cache.update(nothing, nothing, block.attention.layer)
+        at = args[0] if args and isinstance(args[0], Tensor) else None
+        return only_at(state, at)
+
+    def empty(self, block: Any) -> None:
+        super().empty(block)
+        if hasattr(block, "refine"):  # what a PNN asks a refiner for where somebody looks at its steps
+            block.refine = MethodType(_no_refinement, block)
 
     @contextmanager
     def watching(self, model: PreTrainedModel, see: See) -> Iterator[None]:
@@ -268,6 +362,11 @@ class OwnArchitecture(Architecture):
             for layer, attention in enumerate(self.attentions(model)):
                 stack.callback(attention.register_forward_pre_hook(hook(layer)).remove)
             yield
+
+
+def _no_refinement(refiner: Any, h: Tensor, layout: Any, at: Tensor | None = None) -> Refinement:
+    nothing = torch.zeros_like(only_at(h, at))
+    return Refinement(nothing, nothing, None)
 
 
 ARCHITECTURES: dict[str, Architecture] = {

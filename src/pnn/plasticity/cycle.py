@@ -294,6 +294,8 @@ def _named(chosen: list[Head]) -> list[dict[str, int]]:
 
 def fingerprint(model: PreTrainedModel) -> str:
     digest = hashlib.sha256(repr(head_map(model)).encode())
+    if getattr(model.config, "neuron_map", None) is not None:
+        digest.update(repr(model.config.neuron_map).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else b"")

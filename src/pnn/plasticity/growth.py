@@ -35,12 +35,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
+from pnn.plasticity.architectures import HEAD
 from pnn.plasticity.heads import (
     Head,
     check_absent,
-    gated,
     head_map,
     original_counts,
+    room_for_heads,
     stretches,
 )
 from pnn.plasticity.scores import (
@@ -53,6 +54,7 @@ from pnn.plasticity.scores import (
     undisturbed,
 )
 from pnn.plasticity.surgery import reorganised
+from pnn.plasticity.units import gated
 
 M = TypeVar("M", bound=PreTrainedModel)
 MOST = 2  # times the original number of heads: as many as a layer may have
@@ -66,7 +68,9 @@ TRIAL = 0.01  # what a candidate's output is multiplied by while its gradient is
 def candidates(model: PreTrainedModel, beyond: int = 0) -> list[Head]:
     """Places for new heads: those that were removed, and in every layer `beyond` more than the original number."""
     found = []
-    for layer, (row, count) in enumerate(zip(head_map(model), original_counts(model), strict=True)):
+    rows = head_map(model)
+    for layer, count in room_for_heads(model).items():
+        row = rows[layer]
         new = [index for index in range(count, MOST * count) if index not in row][:beyond]
         found += [(layer, index) for index in range(count) if index not in row] + [(layer, index) for index in new]
     return found
@@ -120,9 +124,9 @@ def _gradient(
 ) -> dict[Head, float]:
     trial = grow(model, places, init="random", seed=seed)
     layers = head_map(trial)
-    gates = {layer: torch.ones(len(layers[layer]), device=trial.device) for layer, _ in places}
+    gates = {(HEAD, layer): torch.ones(len(layers[layer]), device=trial.device) for layer, _ in places}
     for layer, index in places:
-        gates[layer][layers[layer].index(index)] = TRIAL
+        gates[HEAD, layer][layers[layer].index(index)] = TRIAL
     owned = {head: [one for one in stretches(trial, head) if one.role != "o" and one.parameter.dim() > 1] for head in places}
     trial.requires_grad_(False)
     weights = list({id(one.parameter): one.parameter for parts in owned.values() for one in parts}.values())
@@ -190,7 +194,8 @@ def grow(model: M, heads: Iterable[Head], init: str = "zero", *, seed: int = 0) 
         raise UserError(f"no start of new heads is called {init!r}{did_you_mean(init, STARTS)}")
     new = check_absent(model, heads, MOST)
     old_map = head_map(model)
-    grown = reorganised(model, [sorted({*row, *(i for at, i in new if at == layer)}) for layer, row in enumerate(old_map)])
+    new_map = [sorted({*row, *(i for at, i in new if at == layer)}) for layer, row in enumerate(old_map)]
+    grown = reorganised(model, {HEAD: new_map})
     with torch.no_grad():
         STARTS[init](grown, new, old_map, torch.Generator().manual_seed(seed))
     return grown

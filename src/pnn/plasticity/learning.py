@@ -32,9 +32,10 @@ from pnn.errors import UserError
 from pnn.models.lean import leave_out_logits, with_logits_again
 from pnn.models.registry import kind_of
 from pnn.plasticity.architectures import architecture_of
-from pnn.plasticity.heads import Head, check_present, gate_layer, head_map, stretches
+from pnn.plasticity.heads import Head, check_present, head_map, stretches
 from pnn.plasticity.measure import computing
 from pnn.plasticity.scores import prepared
+from pnn.plasticity.units import gate_part
 from pnn.training.optim import descend, learning_rate, make_optimizer
 
 WARM_UP_START = 0.01
@@ -88,7 +89,7 @@ class WarmUp:
         if not self._hooks:
             architecture = architecture_of(self._model)
             attentions = architecture.attentions(self._model)
-            self._hooks = [gate_layer(architecture.output(attentions[at]), gate) for at, gate in self._gates.items()]
+            self._hooks = [gate_part(architecture.output(attentions[at]), gate) for at, gate in self._gates.items()]
         return factor
 
     def remove(self) -> None:

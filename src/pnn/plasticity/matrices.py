@@ -1,4 +1,4 @@
-"""One projection of attention, and where its heads lie in it.
+"""One projection of attention or of a feed-forward part, and where its heads or neurons lie in it.
 
 A projection's weight holds its heads one after the other along one dimension, `width` numbers each; a fused projection does so
 once for every role (all queries, then all keys, then all values). So head i of a layer with n heads owns, in role r,
@@ -6,7 +6,7 @@ once for every role (all queries, then all keys, then all values). So head i of 
     weight.narrow(dim, (r · n + i) · width, width)
 
 and the same stretch of the bias where the bias runs along the heads: in queries, keys and values, not in the output
-projection, whose bias belongs to no head.
+projection, whose bias belongs to no head. A neuron is one number wide; its roles are what gates it and what goes up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 class Stretch:
     """The part of one parameter that one head owns in one role."""
 
-    role: str  # "q", "k", "v" or "o"
+    role: str  # "q", "k", "v" or "o"; of a neuron "g", "u" or "o"
     parameter: nn.Parameter
     dim: int
     start: int

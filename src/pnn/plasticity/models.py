@@ -1,10 +1,11 @@
 """A reorganised model: the original class with other matrices, under a `model_type` of its own.
 
 `prune` and `grow` give an instance of the model's own class (a pruned GPT2LMHeadModel is one), so whatever takes the original
-takes it too. Its config is the original's with one entry more, `head_map`. On disk that would not do: no class of transformers
-builds layers with different numbers of heads, and loading would fail over the shapes. So config.json is that of
-`models/plastic.py`, and after `import pnn` the Auto classes find their way from there: build the original, cut its matrices to
-the map, read the weights. `save_pretrained` writes it too, so HF `Trainer` and our own loop leave checkpoints that load again.
+takes it too. Its config is the original's with up to three entries more, `head_map`, `neuron_map` and `gone_layers`. On disk
+that would not do: no class of transformers builds layers with different numbers of heads, and loading would fail over the
+shapes. So config.json is that of `models/plastic.py`, and after `import pnn` the Auto classes find their way from there: build
+the original, cut its matrices to the maps, read the weights. `save_pretrained` writes it too, so HF `Trainer` and our own loop
+leave checkpoints that load again.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from pnn.errors import UserError
 from pnn.files import is_taken, new_folder, write_checksums, write_json
 from pnn.models.loading import load_as_named, save_tokenizer
-from pnn.models.plastic import PlasticConfig
+from pnn.models.plastic import CHANGES, PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, classes_of, register
-from pnn.plasticity.architectures import architecture_of
-from pnn.plasticity.heads import rearrange
+from pnn.plasticity.architectures import HEAD, LAYER, NEURON, architecture_of
+from pnn.plasticity.units import rearrange, unit_map
 
 
 class Plastic:
@@ -31,10 +32,16 @@ class Plastic:
     original_class: ClassVar[type[PreTrainedModel]]
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any):
-        new_map = config.head_map
-        config.head_map = None  # so long as the model is as its original's constructor makes it
+        changes = {name: getattr(config, name, None) for name in CHANGES}
+        for name in CHANGES:  # so long as the model is as its original's constructor makes it
+            setattr(config, name, None)
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        rearrange(self, new_map)
+        maps = {HEAD: changes["head_map"]}
+        if changes["neuron_map"] is not None:
+            maps[NEURON] = changes["neuron_map"]
+        if changes["gone_layers"]:
+            maps[LAYER] = [[] if layer in changes["gone_layers"] else row for layer, row in enumerate(unit_map(self, LAYER))]
+        rearrange(self, maps)
 
     def __reduce__(self) -> Any:
         """Its class is made at run time: a pickle names the original instead."""

@@ -32,8 +32,9 @@ from transformers import PreTrainedModel
 from pnn.errors import UserError, did_you_mean
 from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
-from pnn.plasticity.architectures import architecture_of
-from pnn.plasticity.heads import Head, gated, head_map, heads, stretches
+from pnn.plasticity.architectures import HEAD, architecture_of
+from pnn.plasticity.heads import Head, head_map, heads, stretches
+from pnn.plasticity.units import Gates, gated, open_gates
 
 Batch = Mapping[str, Any] | Tensor  # what a model's forward takes, or its input_ids alone
 ROUNDING = 1e-9  # 0.29 · 100 is 28.999…, and means 29
@@ -185,22 +186,39 @@ def _magnitude(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: 
 
 
 def _contribution(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
-    layers = head_map(model)
-    gates = _open_gates(model)
-    scores = {}
-    with torch.no_grad(), gated(model, gates):
-        base = float(mean_loss(model, batches))
-        for layer, row in enumerate(layers):
-            for position, index in enumerate(row):
-                gates[layer][position] = 0
-                scores[layer, index] = float(mean_loss(model, batches)) - base
-                gates[layer][position] = 1
-    return Scores(scores)
+    return _of_heads(model, left_out(model, batches, (HEAD,)))
 
 
 def _gradient(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
-    layers, total = head_map(model), 0
-    sizes = {layer: torch.zeros_like(gate, dtype=torch.float64) for layer, gate in _open_gates(model).items()}
+    return _of_heads(model, gate_slopes(model, batches, (HEAD,)))
+
+
+def _of_heads(model: PreTrainedModel, found: Gates) -> Scores:
+    layers = head_map(model)
+    return Scores(
+        {(layer, index): float(values[at]) for (_, layer), values in found.items() for at, index in enumerate(layers[layer])}
+    )
+
+
+def left_out(model: PreTrainedModel, batches: Sequence[dict[str, Any]], kinds: Sequence[str]) -> Gates:
+    """The loss without each unit of these kinds, less the loss: a pass over the data each."""
+    gates = open_gates(model, kinds)
+    found = {at: torch.zeros_like(gate, dtype=torch.float64, device="cpu") for at, gate in gates.items()}
+    with torch.no_grad(), gated(model, gates):
+        base = float(mean_loss(model, batches))
+        for at, gate in gates.items():
+            for position in range(len(gate)):
+                gate[position] = 0
+                found[at][position] = float(mean_loss(model, batches)) - base
+                gate[position] = 1
+    return found
+
+
+def gate_slopes(model: PreTrainedModel, batches: Sequence[dict[str, Any]], kinds: Sequence[str], power: int = 1) -> Gates:
+    """The sum over rows of |∂(row's loss)/∂g|^power per target, for every gate g of these kinds: one forward and one backward
+    pass over the data."""
+    total = 0
+    sizes = {at: torch.zeros_like(gate, dtype=torch.float64) for at, gate in open_gates(model, kinds).items()}
     with torch.enable_grad():
         for batch in batches:
             targets = count_targets(model, batch)
@@ -208,15 +226,13 @@ def _gradient(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: i
                 continue
             total += targets
             rows = batch["input_ids"].shape[:-1].numel()
-            gates = {layer: gate.expand(rows, -1).clone().requires_grad_() for layer, gate in _open_gates(model).items()}
+            gates = {at: gate.expand(rows, -1).clone().requires_grad_() for at, gate in open_gates(model, kinds).items()}
             with gated(model, gates):  # a gate for each row: one backward pass gives each row's own gradient
                 slopes = torch.autograd.grad(targets * batch_loss(model, batch), list(gates.values()))
-            for layer, slope in zip(gates, slopes, strict=True):
-                sizes[layer] += slope.abs().double().sum(0)
+            for at, slope in zip(gates, slopes, strict=True):
+                sizes[at] += slope.abs().double().pow(power).sum(0)
     _some_targets(total)
-    return Scores(
-        {(layer, index): float(sizes[layer][at]) / total for layer in sizes for at, index in enumerate(layers[layer])}
-    )
+    return {at: size.cpu() / total for at, size in sizes.items()}
 
 
 def _random(model: PreTrainedModel, batches: Sequence[dict[str, Any]], seed: int) -> Scores:
@@ -314,10 +330,6 @@ def _own_labels(ids: Tensor, mask: Tensor | None) -> Tensor:
     labels = ids.masked_fill(mask == 0, IGNORE)
     labels[..., 1:].masked_fill_(mask[..., :-1] == 0, IGNORE)
     return labels
-
-
-def _open_gates(model: PreTrainedModel) -> dict[int, Tensor]:
-    return {layer: torch.ones(len(row), device=model.device) for layer, row in enumerate(head_map(model)) if row}
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from pnn.errors import UserError
 from pnn.files import remove_leftovers, write_json
 from pnn.memory import out_of_memory_says
+from pnn.plasticity.architectures import HEAD
 from pnn.plasticity.cycle import fingerprint
 from pnn.plasticity.journal import check_free, check_same
 from pnn.plasticity.measure import speeds
@@ -313,6 +314,6 @@ def shape_speeds(folder: Path, name: str, model: PreTrainedModel, length: int) -
     shapes = {}
     for arm in timed_arms():
         head_map = read_json(folder / "arms" / f"{name}-0-{arm.name}.json")["head_map"]
-        shapes[arm.name] = model if arm == CONTROL else reorganised(model, head_map)
+        shapes[arm.name] = model if arm == CONTROL else reorganised(model, {HEAD: head_map})
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "CPU"
     return {"device": device, "rows": speeds(shapes, length, largest_only=True)}
