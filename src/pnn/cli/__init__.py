@@ -35,6 +35,7 @@ ORDER = (
     "evidence",
     "compare",
     "report",
+    "shrink",
     "plasticity",
     "calibrate",
     "finetune",
@@ -138,6 +139,7 @@ def main() -> None:
         plasticity,
         quickstart,
         report,
+        shrink,
         sweep,
         train,
     )

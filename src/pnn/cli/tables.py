@@ -256,6 +256,30 @@ def print_cycle(summary: dict[str, Any], records: list[CycleRecord]) -> None:
         )
 
 
+def print_shrunk(summary: dict[str, Any]) -> None:
+    """Before, right after pruning, and after learning; then what was measured in time."""
+    from pnn.export.changes import speeds_of
+
+    table = Table(title="held-out text, by token", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for column in ("parameters", "heads", "neurons", "layers", "MFLOP/\ntoken", "loss", "perplexity"):
+        table.add_column(column, justify="right")
+    for stage in ("before", "pruned", "after"):
+        found = summary[stage]
+        table.add_row(
+            "learned" if stage == "after" else stage,
+            count(found["parameters"]),
+            *(count(found["units"][kind]) for kind in ("head", "neuron", "layer")),
+            f"{found['flops_per_token'] / 1e6:,.2f}",
+            f"{found['loss']:.4f}",
+            f"{found['perplexity']:,.3f}",
+        )
+    show(table)
+    print(f"{per_cent(summary['fewer_parameters'])} fewer parameters")
+    for what, speed in speeds_of(summary).items():
+        print(f"{what}: {speed['before']:,.0f} → {speed['after']:,.0f} tokens/s ({speed['after'] / speed['before']:.2f}×)")
+
+
 CYCLE_SHARES = ("heads", "attention_parameters", "parameters")
 
 

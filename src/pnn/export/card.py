@@ -19,8 +19,10 @@ from pnn.export.loading import Exported
 from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, kind_of, sentence
 from pnn.numbers import bare_per_cent, interval, per_cent, points
+from pnn.plasticity.architectures import LAYER, NEURON
 from pnn.plasticity.heads import heads, original_counts
 from pnn.plasticity.models import HISTORY, Plastic
+from pnn.plasticity.units import unit_map
 from pnn.results import Evaluation, TunedTask, texts_of
 from pnn.runs import AVERAGE, is_cycle, read_config, read_environment, read_json
 
@@ -125,6 +127,12 @@ class Known:
         if self.is_reorganised:  # the config's number is the original's
             model = self.exported.model
             rows["heads"] = f"{len(heads(model))} of {sum(original_counts(model))} (pruned or grown, layer by layer)"
+            if getattr(config, "neuron_map", None) is not None:
+                neurons = f"{sum(map(len, unit_map(model, NEURON))):,} neurons in all"
+                rows["width of the feed-forward part"] = f"{neurons} (pruned, layer by layer)"
+            if getattr(config, "gone_layers", None):
+                there = unit_map(model, LAYER)
+                rows["layers"] = f"{sum(map(len, there))} of {len(there)}"
         if self.exported.auto in (AutoModelForSequenceClassification, AutoModelForTokenClassification):
             rows["labels"] = ", ".join(str(label) for label in config.id2label.values())
         return "| | |\n|---|---|\n" + "\n".join(f"| {label} | {value} |" for label, value in rows.items())

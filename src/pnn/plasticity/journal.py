@@ -48,8 +48,8 @@ def check_same(folder: Path, before: Record, asked: Record, kind: str) -> None:
 
 
 class Journal:
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, kind: str = "cycle"):
+        self.folder, self.kind = folder, kind
         self.checkpoints = folder / "checkpoints"
         self.done = 0  # phases finished
         self.kept: str | None = None  # folder of the newest model, none before the first pruning
@@ -58,12 +58,14 @@ class Journal:
 
     def start(self, asked: Record, resume: bool) -> None:
         """Claim a new folder, or read where a stopped cycle was."""
-        held, state = self.folder / "cycle.json", self.folder / "state.json"
+        held, state = self.folder / f"{self.kind}.json", self.folder / "state.json"
         remove_leftovers(self.folder)
         if check_free(self.folder, resume):
             if not held.exists():
-                raise UserError(f"cannot resume {self.folder}: it holds files but no cycle.json, so it is not a cycle's folder")
-            check_same(self.folder, read_json(held), asked, "cycle")
+                raise UserError(
+                    f"cannot resume {self.folder}: it holds files but no {held.name}, so it is not a {self.kind}'s folder"
+                )
+            check_same(self.folder, read_json(held), asked, self.kind)
             if state.exists():
                 self._restore(read_json(state))
         else:
@@ -75,7 +77,7 @@ class Journal:
 
     def _restore(self, state: Any) -> None:
         if not isinstance(state, dict) or not all(isinstance(state.get(key), kind) for key, kind in STATE.items()):
-            raise UserError(f"cannot resume {self.folder}: state.json does not say how far the cycle came")
+            raise UserError(f"cannot resume {self.folder}: state.json does not say how far the {self.kind} came")
         self.done, self.kept, self.finished = state["phases"], state["model"], state["finished"]
         self.records = read_metrics(self.folder / "metrics.jsonl")[: state["records"]]
         if len(self.records) < state["records"]:

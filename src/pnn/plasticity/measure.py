@@ -4,7 +4,7 @@
     head map      which heads each layer has
     parameters    of the whole model, and of its attention (queries, keys, values, output)
     FLOPs         a token, forward: 2 · (matrix parameters that it passes) + 4 · (tokens it attends to) · (width of the heads)
-    tokens/s      of reading text, measured at several batch sizes and lengths
+    tokens/s      of reading text, measured at several batch sizes and lengths; of writing it, one text at a time
     missing       where capacity lacks: how much a head on trial in each layer would learn at its first step
 
 The published measure averages the perplexities of five sentences, so that one odd sentence outweighs a page; here every token
@@ -31,6 +31,7 @@ from transformers.pytorch_utils import Conv1D
 
 from pnn.errors import UserError
 from pnn.models.lean import padded_vocabulary
+from pnn.models.loading import longest_input
 from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import architecture_of
@@ -159,14 +160,15 @@ def speeds(models: dict[str, PreTrainedModel], length: int, largest_only: bool =
             stack.enter_context(undisturbed(model))
         for batch in batches:
             for tokens in sorted({max(2, length // 4), length}):
-                runs = {name: _forward(model, batch, tokens) for name, model in models.items()}
+                runs = {name: reading(model, batch, tokens) for name, model in models.items()}
                 times = take_turns(runs, device, SECONDS * len(models), warm_up=1)  # one allocates; there may be many shapes
                 found = {name: batch * tokens / float(np.median(taken)) for name, taken in times.items()}
                 rows.append({"batch": batch, "length": tokens, "tokens_per_second": found})
     return rows
 
 
-def _forward(model: PreTrainedModel, batch: int, length: int) -> Callable[[], None]:
+def reading(model: PreTrainedModel, batch: int, length: int) -> Callable[[], None]:
+    """A forward pass over so many rows of so many tokens, to be timed."""
     ids = torch.randint(0, model.config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(0))
     inputs = prepared(model, {"input_ids": ids, "labels": None})
     if "logits_to_keep" in inspect.signature(model.forward).parameters:  # decoders have it
@@ -175,5 +177,33 @@ def _forward(model: PreTrainedModel, batch: int, length: int) -> Callable[[], No
     def run() -> None:
         with computing(model):
             model(**inputs)
+
+    return run
+
+
+PROMPT, WRITTEN = 4, 32  # tokens of a text that is timed while it is written
+
+
+@torch.no_grad()
+def writing_speeds(models: dict[str, PreTrainedModel]) -> dict[str, float]:
+    """Tokens a second that decoders write, one text at a time, always the most probable token. Models take turns."""
+    device = next(iter(models.values())).device
+    tokens = min(WRITTEN, *(longest_input(model) - PROMPT for model in models.values()))
+    with ExitStack() as stack:
+        for model in models.values():
+            stack.enter_context(undisturbed(model))
+        runs = {name: _writing(model, tokens) for name, model in models.items()}
+        times = take_turns(runs, device, SECONDS * len(models), warm_up=1)
+    return {name: tokens / float(np.median(taken)) for name, taken in times.items()}
+
+
+def _writing(model: PreTrainedModel, tokens: int) -> Callable[[], None]:
+    start = torch.randint(0, model.config.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+    inputs = {"inputs": start.to(model.device), "attention_mask": torch.ones_like(start, device=model.device)}
+    length = {"max_new_tokens": tokens, "min_new_tokens": tokens}
+
+    def run() -> None:
+        with computing(model):
+            model.generate(**inputs, **length, do_sample=False, pad_token_id=0)
 
     return run

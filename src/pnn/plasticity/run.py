@@ -112,7 +112,7 @@ def run_prune(
     smaller, gone = prune_heads(loaded.model, scores, settings)
     changed = _changed(loaded.model, smaller, "pruned", gone)
     asked = {"by": method, "share": ratio, "data": None if method in WITHOUT_TEXT else data, "seed": seed}
-    save(smaller, output, loaded.tokenizer, _history(model, loaded, {**asked, **changed}))
+    save(smaller, output, loaded.tokenizer, history_with(model, loaded, {**asked, **changed}))
     return changed
 
 
@@ -141,7 +141,7 @@ def run_grow(
     larger = grow(loaded.model, new, init, seed=seed)
     changed = _changed(loaded.model, larger, "grown", new)
     asked = {"by": method, "share": ratio, "init": init, "data": None if method in WITHOUT_TEXT else data, "seed": seed}
-    save(larger, output, loaded.tokenizer, _history(model, loaded, {**asked, **changed}))
+    save(larger, output, loaded.tokenizer, history_with(model, loaded, {**asked, **changed}))
     return changed
 
 
@@ -159,7 +159,7 @@ def _batches(
     return list(text.batches(text.train, BATCH_ROWS))
 
 
-def _history(model: str, loaded: Loaded[Any], change: dict[str, Any]) -> dict[str, Any]:
+def history_with(model: str, loaded: Loaded[Any], change: dict[str, Any]) -> dict[str, Any]:
     """What was done to a model, this last, and which one it was at first."""
     before = Path(loaded.checkpoint) / HISTORY
     held = read_json(before) if before.exists() else {"source": model, "changes": []}

@@ -95,7 +95,9 @@ def check_units(model: PreTrainedModel, asked: Iterable[Any]) -> list[Unit]:
     for one in asked:
         try:
             kind, layer, index = (HEAD, *one) if len(one) == 2 else one
-            unit = Unit(str(kind), int(layer), int(index))
+            unit = Unit(kind, int(layer), int(index))
+            if not isinstance(kind, str):
+                raise TypeError
         except (TypeError, ValueError):
             raise UserError(f"a head is a pair (layer, index), any unit (kind, layer, index), not {one!r}") from None
         if unit.kind not in KINDS:

@@ -1,0 +1,84 @@
+"""`pnn shrink`: from a MODEL's name to the folder of a smaller one, with its card and what was measured.
+
+The folder appears whole or not at all. What is under way lies beside it, in NAME.unfinished, until then; the model that was
+given is only read.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pnn.data.shards import Progress
+from pnn.errors import UserError
+from pnn.export.card import model_card
+from pnn.export.loading import Exported
+from pnn.files import is_taken, new_folder, write_checksums, write_json, write_text
+from pnn.memory import out_of_memory_says
+from pnn.models.loading import save_tokenizer
+from pnn.plasticity.journal import check_free
+from pnn.plasticity.models import HISTORY
+from pnn.plasticity.run import history_with, open_model
+from pnn.plasticity.shrink import ShrinkSettings, check, shrink
+from pnn.plasticity.text import read_text
+from pnn.runs import read_json
+
+SUMMARY = "summary.json"
+KEPT = ("shrink.json", "environment.json", "metrics.jsonl")  # of the work: what was asked for, where, and every measurement
+
+
+def run_shrink(
+    model: str,
+    data: str,
+    output: Path,
+    settings: ShrinkSettings,
+    *,
+    validation: str | None = None,
+    length: int | None = None,
+    held_out_rows: int = 64,
+    resume: bool = False,
+    progress: Progress,
+) -> dict[str, Any]:
+    """What was measured, which summary.json in the new folder says too."""
+    if resume and (output / SUMMARY).exists() and (output / "shrink.json").exists():
+        return read_json(output / SUMMARY)
+    check_free(output)
+    work = output.with_name(f"{output.name}.unfinished")
+    if is_taken(work) and not resume:
+        raise UserError(f"{work} holds what was stopped before {output} was done: --resume goes on with it, or remove it")
+    loaded = open_model(model)
+    check(loaded.model, settings)
+    text = read_text(
+        loaded.model,
+        loaded.tokenizer,
+        data,
+        validation=validation,
+        length=length,
+        train_rows=settings.as_cycle().rows_needed(),
+        held_out_rows=held_out_rows,
+        progress=progress,
+    )
+    name = Path(model).resolve().name if Path(model).exists() else model
+    rows, row = settings.batch_rows, text.train.shape[1]
+
+    def less() -> str:
+        instead = f"--batch-size {rows // 2}" if rows > 1 else f"--max-length {row // 2}"
+        return f"with updates of {rows} rows of {row:,} tokens: {instead} needs half"
+
+    with out_of_memory_says(less):
+        smaller, summary = shrink(
+            loaded.model, text, work, settings, tokenizer=loaded.tokenizer, name=name, resume=resume, quiet=False
+        )
+    with new_folder(output) as partial:
+        smaller.save_pretrained(partial)
+        save_tokenizer(loaded.tokenizer, smaller, partial)
+        write_json(partial / HISTORY, history_with(model, loaded, {"shrunk": summary, "by": settings.by, "data": data}))
+        write_json(partial / SUMMARY, summary)
+        for file in KEPT:
+            shutil.copyfile(work / file, partial / file)
+        write_checksums(partial)
+        exported = Exported(output.name, partial, work, smaller, loaded.tokenizer)
+        write_text(partial / "README.md", model_card(exported, bf16=False, remote_code=False, onnx_steps=None, licence=None))
+    shutil.rmtree(work)
+    return summary

@@ -1,0 +1,174 @@
+"""From a model to a smaller one: measure, prune units of all kinds within one budget, learn, measure again.
+
+Three phases with a journal, as a cycle has: whatever a kill leaves behind a finished phase is thrown away and done again. The
+same model, text and settings give the same bits on a CPU, but for what goes where a speed was asked for: that is measured, and
+recorded, so that going on after a kill does not measure it again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pnn.errors import UserError, did_you_mean
+from pnn.models.registry import kind_of
+from pnn.numbers import per_cent
+from pnn.plasticity.architectures import KINDS, architecture_of
+from pnn.plasticity.budget import faster, fewer_parameters, most_fewer
+from pnn.plasticity.cycle import fingerprint
+from pnn.plasticity.journal import Journal, Record
+from pnn.plasticity.measure import speeds, writing_speeds
+from pnn.plasticity.phases import calibration, learn_round, measure
+from pnn.plasticity.settings import CycleSettings
+from pnn.plasticity.surgery import prune
+from pnn.plasticity.text import Text
+from pnn.plasticity.unit_scores import UNIT_METHODS, score_units
+from pnn.plasticity.units import Unit, unit_map
+from pnn.progress import Bars, say
+
+PHASES = ("initial", "pruning", "learning")
+
+
+@dataclass(frozen=True)
+class ShrinkSettings:
+    fewer: float | None = None  # share of all parameters that goes
+    faster: float | None = None  # times as fast at reading, on this machine; one of the two is given
+    kinds: tuple[str, ...] = KINDS
+    by: str = "fisher"
+    learn_steps: int = 200
+    learning_rate: float = 3e-4
+    batch_rows: int = 8
+    evaluate_every: int = 50
+    score_rows: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.fewer is None) == (self.faster is None):
+            raise UserError("say how small with --parameters or how fast with --speed, one of the two")
+        if self.fewer is not None and not 0 < self.fewer < 1:
+            raise UserError(f"{per_cent(self.fewer, 0)} of the parameters cannot go: it is more than 0 and less than 100 %")
+        if self.faster is not None and not self.faster > 1:
+            raise UserError(f"--speed {self.faster:g}: ask for more than 1, which is as fast as now")
+        if not self.kinds:
+            raise UserError(f"--kinds names none of {', '.join(KINDS)}")
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise UserError(f"there is no kind of unit called {kind!r}{did_you_mean(kind, KINDS)}")
+        if self.by not in UNIT_METHODS:
+            raise UserError(f"no way to score units is called {self.by!r}{did_you_mean(self.by, UNIT_METHODS)}")
+        self.as_cycle()  # says what is wrong with the rest
+
+    def as_cycle(self) -> CycleSettings:
+        """What calibration and learning take."""
+        shared = ("learn_steps", "learning_rate", "batch_rows", "evaluate_every", "score_rows", "seed")
+        return CycleSettings(prune=0, grow=0, **{name: getattr(self, name) for name in shared})
+
+
+def check(model: PreTrainedModel, settings: ShrinkSettings) -> None:
+    """What is sure to fail is said before any text is read."""
+    architecture_of(model)
+    if model.get_output_embeddings() is None:
+        raise UserError(
+            f"a {type(model).__name__} predicts no tokens, and shrinking is measured by that: give a language model"
+        )
+    if settings.fewer is not None:
+        most_fewer(model, settings.kinds, settings.fewer)
+
+
+def shrink(
+    model: PreTrainedModel,
+    text: Text,
+    work: str | Path,
+    settings: ShrinkSettings,
+    *,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    name: str | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+) -> tuple[PreTrainedModel, Record]:
+    """The smaller model and what was measured. The model given stays as it is. `work` is the folder of what is under way."""
+    check(model, settings)
+    original = copy.deepcopy(model).float().eval()  # 16-bit weights would swallow small updates
+    journal, length = Journal(Path(work), "shrink"), text.held_out.shape[1]
+    name = name or model.config.model_type
+    plan = settings.as_cycle()
+    asked = {
+        "model": name,
+        "weights": fingerprint(original),
+        "text": text.fingerprint(),
+        "source": text.source,
+        **asdict(settings),
+        "kinds": list(settings.kinds),
+    }
+    journal.start(asked, resume)
+    now = original if journal.kept is None else journal.read_model().to(original.device)
+
+    def tell(line: str) -> None:
+        if not quiet:
+            say(line)
+
+    if journal.done:
+        tell(f"going on after {journal.done} of {len(PHASES)} phases")
+    while journal.done < len(PHASES):
+        phase = PHASES[journal.done]
+        if phase == "initial":
+            found = measure(original, text)
+            journal.record("initial", **found, units=_counts(original))
+            tell(f"{found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
+        elif phase == "pruning":
+            gone = _choose(original, text, settings, length)
+            now = journal.keep("round-1-pruned", prune(original, gone), tokenizer)
+            found = measure(now, text)
+            lost = Counter(unit.kind for unit in gone)
+            journal.record("pruning", pruned=dict(lost), **found, units=_counts(now))
+            what = ", ".join(f"{lost[kind]:,} {kind}{'s' * (lost[kind] != 1)}" for kind in KINDS if lost[kind])
+            tell(f"pruned {what}: {found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
+        else:
+            with Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
+                for step, loss, held in learn_round(now, [], text, plan, 1):
+                    journal.record("training", step=step, train_loss=loss)
+                    bars.update("learning", step, f"loss {loss:.3f}")
+                    if held is not None:
+                        journal.record("evaluation", step=step, **held)
+            now = journal.keep("round-1-learned", now, tokenizer)
+            found = measure(now, text)
+            journal.record("final", **found, units=_counts(now))
+            tell(f"perplexity {found['perplexity']:.3f} after {plan.learn_steps} updates")
+        journal.finish_phase(ends_round=phase == PHASES[-1])
+    return now, _summary(original, now, journal, text, settings, name)
+
+
+def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, length: int) -> list[Unit]:
+    scores = score_units(model, calibration(text, settings.as_cycle(), 1), settings.by, settings.kinds, seed=settings.seed)
+    if settings.fewer is not None:
+        return fewer_parameters(model, scores, settings.fewer)
+    assert settings.faster is not None
+    return faster(model, scores, settings.faster, length)
+
+
+def _counts(model: PreTrainedModel) -> dict[str, int]:
+    return {kind: sum(map(len, unit_map(model, kind))) for kind in KINDS}
+
+
+def _summary(
+    before: PreTrainedModel, after: PreTrainedModel, journal: Journal, text: Text, settings: ShrinkSettings, name: str
+) -> Record:
+    kept = ("parameters", "flops_per_token", "units", "loss", "loss_interval", "perplexity", "rows", "row_tokens")
+    stages = {"before": "initial", "pruned": "pruning", "after": "final"}
+    measured = {stage: {key: journal.newest(phase)[key] for key in kept} for stage, phase in stages.items()}
+    models = {"before": before, "after": after}
+    reading = speeds(models, text.held_out.shape[1], largest_only=True)[-1]
+    return {
+        "model": name,
+        "data": text.source,
+        "held_out": text.held_out_source,
+        "settings": asdict(settings) | {"kinds": list(settings.kinds)},
+        **measured,
+        "fewer_parameters": 1 - measured["after"]["parameters"] / measured["before"]["parameters"],
+        "reading": reading,
+        "writing": {"tokens_per_second": writing_speeds(models)} if kind_of(before).causal else None,
+    }
