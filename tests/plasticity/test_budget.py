@@ -7,10 +7,11 @@ import torch
 
 from pnn.errors import UserError
 from pnn.plasticity import Unit, UnitScores, masked, prune, unit_map, units
+from pnn.plasticity.architectures import KINDS
 from pnn.plasticity.budget import Portion, faster, fewer_parameters, group_of, portions, share_out
 from pnn.plasticity.scores import mean_loss, prepared
 from pnn.plasticity.unit_scores import UNIT_METHODS, score_units
-from pnn.plasticity.units import KINDS, gated, parameters_of
+from pnn.plasticity.units import gated, parameters_of
 
 
 def numbers(model) -> int:
@@ -129,7 +130,9 @@ def test_a_budget_that_is_too_large_says_what_can_go(built):
 
 def test_a_faster_model_by_what_was_measured(built, monkeypatch):
     """On a clock that counts parameters: the answer is then known."""
-    monkeypatch.setattr("pnn.plasticity.budget.timed", lambda models, length: {name: numbers(m) for name, m in models.items()})
+    monkeypatch.setattr(
+        "pnn.plasticity.budget.reading_times", lambda models, length: {name: numbers(m) for name, m in models.items()}
+    )
     model = built("gpt2")
     gone = faster(model, drawn(model), 1.3, 8)
     assert numbers(model) / numbers(prune(model, gone)) == pytest.approx(1.3, rel=0.03)

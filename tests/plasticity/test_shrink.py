@@ -87,7 +87,7 @@ def test_an_encoder_too(pnn_command, saved, model_of, tokenizer):
     hf.AutoModelForMaskedLM.from_pretrained("small")
 
 
-class Stop(Exception):
+class KilledError(Exception):
     pass
 
 
@@ -101,19 +101,19 @@ def test_killed_in_any_phase_it_gives_the_same_bits(model_of, text, tmp_path, mo
 
     def stop(self, ends_round):
         if self.done == phase:
-            raise Stop
+            raise KilledError
         finish(self, ends_round)
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "finish_phase", stop)
-        with pytest.raises(Stop):
+        with pytest.raises(KilledError):
             shrink(model_of("gpt2"), text, tmp_path / "work", plan)
     resumed, summary = shrink(model_of("gpt2"), text, tmp_path / "work", plan, resume=True)
     assert all(torch.equal(value, straight.state_dict()[name]) for name, value in resumed.state_dict().items())
     assert {key: summary[key] for key in ("before", "pruned", "after")} == {
         key: expected[key] for key in ("before", "pruned", "after")
     }
-    with pytest.raises(UserError, match="fewer was 0.2 and is now 0.3"):
+    with pytest.raises(UserError, match="fewer was 0"):
         shrink(model_of("gpt2"), text, tmp_path / "work", ShrinkSettings(fewer=0.3), resume=True)
 
 

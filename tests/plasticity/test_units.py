@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pnn.errors import UserError
 from pnn.models.plastic import as_ranges, of_ranges
 from pnn.plasticity import Unit, UnitScores, grow, load, masked, prune, save, unit_map, units
+from pnn.plasticity.architectures import KINDS
 from pnn.plasticity.growth import candidates
 from pnn.plasticity.heads import heads, stretches
 from pnn.plasticity.measure import size
-from pnn.plasticity.units import KINDS, parameters_of
+from pnn.plasticity.units import parameters_of
 
 GENERATION = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 SOME = [Unit("layer", 0, 0), Unit("neuron", 1, 0), Unit("neuron", 1, 7), Unit("neuron", 2, 3), Unit("head", 2, 1)]

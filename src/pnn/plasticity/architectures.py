@@ -123,10 +123,10 @@ class TransformersArchitecture(Architecture):
     def without_heads(self, core: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """What is left of a layer's attention when no head is: the bias of W_o."""
 
-    def hand_on(self, block: Any, hidden_states: Tensor, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Tensor:
-        cache = next((one for one in args if isinstance(one, Cache)), past_key_values)  # GPT-2 gives it without its name
-        _count_tokens(self.core(self.attention(block)), hidden_states, cache)
-        return hidden_states
+    def hand_on(self, block: Any, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        cache = next((one for one in (*args, *kwargs.values()) if isinstance(one, Cache)), None)  # called differently
+        _count_tokens(self.core(self.attention(block)), state, cache)
+        return state
 
     @contextmanager
     def watching(self, model: PreTrainedModel, see: See) -> Iterator[None]:
@@ -334,7 +334,7 @@ class OwnArchitecture(Architecture):
     def set_count(self, attention: Any, count: int) -> None:
         attention.num_heads = count
 
-    def hand_on(self, block: Any, state: Tensor, context: Any, *args: Any) -> Tensor:
+    def hand_on(self, block: Any, state: Tensor, context: Any = None, *args: Any, **kwargs: Any) -> Tensor:
         """A decoder's context may hold a cache; an encoder's last layer may be asked for some of the tokens alone."""
         cache = getattr(context, "cache", None)
         if cache is not None:

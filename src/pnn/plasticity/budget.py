@@ -17,21 +17,18 @@ leaves out that the first group of a large matrix may save more than the last.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
 from pnn.numbers import per_cent, written
 from pnn.plasticity.architectures import LAYER, NEURON
-from pnn.plasticity.measure import SECONDS, SPEED_BATCHES, reading
-from pnn.plasticity.scores import undisturbed
+from pnn.plasticity.measure import reading_times
 from pnn.plasticity.surgery import prune
 from pnn.plasticity.units import Unit, UnitScores, parameters_of, unit_map
-from pnn.turns import take_turns
 
 GROUP = 64  # neurons that go together
 FEWEST_GROUPS = 8  # of a layer, or groups are smaller
@@ -174,7 +171,7 @@ def _layers(model: PreTrainedModel) -> int:
 def measured_prices(model: PreTrainedModel, kinds: Sequence[str], length: int) -> tuple[float, dict[str, float]]:
     """Microseconds that reading a batch takes, and those that a unit of each kind takes of them."""
     cut = {kind: half for kind in kinds if (half := _half(model, kind))}
-    times = timed({"": model} | {kind: prune(model, units) for kind, units in cut.items()}, length)
+    times = reading_times({"": model} | {kind: prune(model, units) for kind, units in cut.items()}, length)
     prices = {kind: (times[""] - times[kind]) / len(units) for kind, units in cut.items()}
     return times[""], prices | dict.fromkeys(set(kinds) - set(cut), 0.0)
 
@@ -187,40 +184,27 @@ def _half(model: PreTrainedModel, kind: str) -> list[Unit]:
     return [Unit(kind, layer, index) for layer, row in enumerate(rows) for index in row[: len(row) // 2]]
 
 
-def timed(models: Mapping[str, PreTrainedModel], length: int) -> dict[str, float]:
-    """Microseconds of reading a batch of rows of this length, the median of turns."""
-    device = next(iter(models.values())).device
-    rows = SPEED_BATCHES.get(device.type, SPEED_BATCHES["cpu"])[-1]
-    with torch.no_grad():
-        for model in models.values():
-            model.eval()
-        runs = {name: reading(model, rows, length) for name, model in models.items()}
-        found = take_turns(runs, device, SECONDS * len(models), warm_up=1)
-    return {name: 1e6 * float(np.median(taken)) for name, taken in found.items()}
-
-
 TRIES = 4  # of a model that is as fast as asked: what units save together is not quite what they save alone
 CLOSE = 0.02  # enough of the way to the speed that was asked for
 
 
 def faster(model: PreTrainedModel, scores: UnitScores, times: float, length: int) -> list[Unit]:
     """The units without which the model reads so many times as fast, as measured here and now."""
-    with undisturbed(model):
-        now, prices = measured_prices(model, scores.kinds, length)
-        offered = portions(model, scores, lambda kind, layer: max(0.0, prices[kind]))
-        wanted = now * (1 - 1 / times)
-        target, best, best_speed, all_gone = wanted, list[Unit](), 1.0, False
-        for _ in range(TRIES):
-            chosen, promised = share_out(offered, target, _layers(model))
-            all_gone = promised < target
-            found = timed({"": model, "pruned": prune(model, chosen)}, length)
-            speed = found[""] / found["pruned"]
-            if abs(math.log(speed / times)) < abs(math.log(best_speed / times)):
-                best, best_speed = chosen, speed
-            if abs(speed / times - 1) < CLOSE or (all_gone and speed < times):
-                break
-            saved = found[""] - found["pruned"]
-            target *= min(2.0, max(0.5, found[""] * (1 - 1 / times) / saved)) if saved > 0 else 2.0
+    now, prices = measured_prices(model, scores.kinds, length)
+    offered = portions(model, scores, lambda kind, layer: max(0.0, prices[kind]))
+    wanted = now * (1 - 1 / times)
+    target, best, best_speed, all_gone = wanted, list[Unit](), 1.0, False
+    for _ in range(TRIES):
+        chosen, promised = share_out(offered, target, _layers(model))
+        all_gone = promised < target
+        found = reading_times({"": model, "pruned": prune(model, chosen)}, length)
+        speed = found[""] / found["pruned"]
+        if abs(math.log(speed / times)) < abs(math.log(best_speed / times)):
+            best, best_speed = chosen, speed
+        if abs(speed / times - 1) < CLOSE or (all_gone and speed < times):
+            break
+        saved = found[""] - found["pruned"]
+        target *= min(2.0, max(0.5, found[""] * (1 - 1 / times) / saved)) if saved > 0 else 2.0
     if all_gone and best_speed < times * (1 - CLOSE):
         raise UserError(
             f"--speed {times:g}: without all the {named(scores.kinds)} that may go the model reads {best_speed:.2f} times as "

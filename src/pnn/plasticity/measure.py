@@ -181,6 +181,20 @@ def reading(model: PreTrainedModel, batch: int, length: int) -> Callable[[], Non
     return run
 
 
+@torch.no_grad()
+def reading_times(models: dict[str, PreTrainedModel], length: int) -> dict[str, float]:
+    """Microseconds in which each model reads a batch of rows of this length, at the largest batch size. Models take turns; the
+    median of the turns counts."""
+    device = next(iter(models.values())).device
+    batch = SPEED_BATCHES.get(device.type, SPEED_BATCHES["cpu"])[-1]
+    with ExitStack() as stack:
+        for model in models.values():
+            stack.enter_context(undisturbed(model))
+        runs = {name: reading(model, batch, length) for name, model in models.items()}
+        times = take_turns(runs, device, SECONDS * len(models), warm_up=1)
+    return {name: 1e6 * float(np.median(taken)) for name, taken in times.items()}
+
+
 PROMPT, WRITTEN = 4, 32  # tokens of a text that is timed while it is written
 
 

@@ -36,7 +36,7 @@ class Plastic:
         for name in CHANGES:  # so long as the model is as its original's constructor makes it
             setattr(config, name, None)
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        maps = {HEAD: changes["head_map"]}
+        maps: dict[str, Any] = {HEAD: changes["head_map"]}
         if changes["neuron_map"] is not None:
             maps[NEURON] = changes["neuron_map"]
         if changes["gone_layers"]:

@@ -19,9 +19,9 @@ import torch
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
-from pnn.plasticity.architectures import HEAD, LAYER, NEURON
+from pnn.plasticity.architectures import HEAD, KINDS, LAYER, NEURON
 from pnn.plasticity.scores import Batch, gate_slopes, left_out, prepared, undisturbed
-from pnn.plasticity.units import KINDS, Gates, UnitScores, open_gates, unit_map
+from pnn.plasticity.units import Gates, UnitScores, open_gates, unit_map
 
 
 def score_units(

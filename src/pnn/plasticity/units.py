@@ -39,7 +39,7 @@ Gates = dict[tuple[str, int], Tensor]  # by (kind, layer): a number for each uni
 class Unit(NamedTuple):
     kind: str  # of KINDS
     layer: int
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple has a method of this name, which no unit needs
 
 
 @dataclass(frozen=True)
