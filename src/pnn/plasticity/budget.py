@@ -205,7 +205,7 @@ def faster(model: PreTrainedModel, scores: UnitScores, times: float, length: int
             break
         saved = found[""] - found["pruned"]
         target *= min(2.0, max(0.5, found[""] * (1 - 1 / times) / saved)) if saved > 0 else 2.0
-    if all_gone and best_speed < times * (1 - CLOSE):
+    if not best or (all_gone and best_speed < times * (1 - CLOSE)):
         raise UserError(
             f"--speed {times:g}: without all the {named(scores.kinds)} that may go the model reads {best_speed:.2f} times as "
             "fast on this machine (embeddings, norms and what each layer keeps stay)"
