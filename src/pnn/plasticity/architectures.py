@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -335,11 +336,10 @@ class OwnArchitecture(Architecture):
         attention.num_heads = count
 
     def hand_on(self, block: Any, state: Tensor, context: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-        """A decoder's context may hold a cache; an encoder's last layer may be asked for some of the tokens alone."""
-        cache = getattr(context, "cache", None)
-        if cache is not None:
-            nothing = state.new_zeros(state.shape[0], 1, state.shape[1], 1)
-            cache.update(nothing, nothing, block.attention.layer)
+        """A decoder's cache still counts tokens in this place; a last layer may be asked for some of the tokens alone."""
+        past = getattr(context, "past", None)
+        if past is not None and past.cache is not None:
+            replace(past, place=past.place + getattr(block.attention, "layer", 0)).count(state)
         at = args[0] if args and isinstance(args[0], Tensor) else None
         return only_at(state, at)
 
