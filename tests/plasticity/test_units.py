@@ -93,6 +93,8 @@ def test_greedy_text_is_the_same_cached_and_not_and_masked(decoder):
     mask = torch.ones_like(ids)
     text = pruned.generate(ids, attention_mask=mask, **GENERATION)
     assert torch.equal(text, pruned.generate(ids, attention_mask=mask, use_cache=False, **GENERATION))
+    with torch.no_grad():  # the first layer is gone, and a cache counts tokens there
+        assert pruned(ids, use_cache=True).past_key_values.get_seq_length() == ids.shape[1]
     with masked(decoder, SOME):
         assert torch.equal(text, decoder.generate(ids, attention_mask=mask, **GENERATION))
 
