@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -60,8 +61,8 @@ def computing(model: PreTrainedModel) -> torch.autocast:
 
 
 @torch.no_grad()
-def held_out_loss(model: PreTrainedModel, text: Text) -> dict[str, Any]:
-    """Loss and perplexity on the held-out rows, every target alike, with an interval over rows."""
+def held_out_nats(model: PreTrainedModel, text: Text) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The loss of each held-out row, summed over its targets, and how many targets it has."""
     nats, targets = [], []
     with undisturbed(model), computing(model), padded_vocabulary(model):
         rows = max(1, BATCH_TOKENS.get(model.device.type, 4096) // text.held_out.shape[1])
@@ -74,8 +75,13 @@ def held_out_loss(model: PreTrainedModel, text: Text) -> dict[str, Any]:
             for row, answer in zip(logits, wanted, strict=True):  # one row in fp32 at a time
                 nats.append(F.cross_entropy(row.float(), answer, ignore_index=IGNORE, reduction="sum"))
                 targets.append((answer != IGNORE).sum())
-    counts = torch.stack(targets).double().cpu().numpy()
-    loss, low, high = ratio_interval(torch.stack(nats).double().cpu().numpy(), counts)
+    return torch.stack(nats).double().cpu().numpy(), torch.stack(targets).double().cpu().numpy()
+
+
+def held_out_loss(model: PreTrainedModel, text: Text) -> dict[str, Any]:
+    """Loss and perplexity on the held-out rows, every target alike, with an interval over rows."""
+    nats, counts = held_out_nats(model, text)
+    loss, low, high = ratio_interval(nats, counts)
     if not math.isfinite(loss):
         raise UserError(f"the loss on held-out text is {loss}: the model's numbers overflow, or no token is masked")
     return {
