@@ -63,6 +63,15 @@ def test_a_head_that_writes_nothing_learns(model, texts):
     assert written.of(written.parameter.grad).abs().max() > 0
 
 
+def test_a_revived_head_is_the_one_that_went(precise, logits):
+    gone = [(0, 1), (2, 0)]
+    small = prune(precise, gone)
+    back = grow(small, gone, init="revive", original=precise)
+    assert (logits(back) - logits(precise)).abs().max() < 1e-9
+    with pytest.raises(UserError, match="only a whole cycle has"):
+        grow(small, gone, init="revive")
+
+
 def test_starts_come_from_their_seed(built):
     one, same, other = (grow(built("gpt2"), [(0, 4)], seed=seed) for seed in (1, 1, 2))
     values = [next(iter(stretches(model, (0, 4)))).view() for model in (one, same, other)]

@@ -20,7 +20,10 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", 
 PerLayer = Annotated[bool, typer.Option(help="Prune the same share of every layer.")]
 WholeLayers = Annotated[bool, typer.Option(help="A layer may lose all its heads.")]
 Beyond = Annotated[int, typer.Option(help="Heads that a layer may grow beyond its original number.", min=0)]
-Init = Annotated[str, typer.Option(help="What new heads start as: zero, random or clone.")]
+Init = Annotated[str, typer.Option(help="What new heads start as: zero, random, clone, or in a cycle revive (as they were).")]
+Teacher = Annotated[
+    str, typer.Option(help="What to learn of the unpruned model: none (learn the text), logits, or states (logits and states).")
+]
 Folder = Annotated[Path, typer.Option(help="New folder for the model.")]
 SCORES = "entropy, normalised_entropy, magnitude, contribution, gradient, random or combined."
 PLACES = "gradient, entropy_gap, balanced, random"
@@ -45,6 +48,7 @@ def cycle(
     learn_steps: Annotated[int, typer.Option(help="Updates per round.", min=0)] = 100,
     learning_rate: Annotated[float, typer.Option(help="At the start of a round; a cosine takes it to a tenth.")] = 5e-5,
     multiplier: Annotated[float, typer.Option(help="How much faster new heads learn.")] = 3.0,
+    teacher: Teacher = "none",
     batch_size: Annotated[int, typer.Option(help="Rows per update.", min=1)] = 4,
     evaluate_every: Annotated[int, typer.Option(help="Updates between measurements on held-out text.", min=1)] = 25,
     seed: Seed = 0,
@@ -78,6 +82,7 @@ def cycle(
         learn_steps=learn_steps,
         learning_rate=learning_rate,
         multiplier=multiplier,
+        teacher=teacher,
         batch_rows=batch_size,
         evaluate_every=evaluate_every,
         seed=seed,

@@ -94,7 +94,7 @@ class _Cycle:
             "source": self.text.source,
             **asdict(self.settings),
         }
-        self.journal.start(asked, resume)
+        self.journal.start(asked, resume, asdict(CycleSettings()))
         if self.journal.kept is not None:
             self.model = self.journal.read_model().to(self.original.device)
         if self.journal.done:
@@ -162,7 +162,7 @@ class _Cycle:
 
     def _grow(self, round_: int) -> None:
         plan = self.settings
-        larger, new = grow_heads(self.model, self.text, plan, round_, self._lost())
+        larger, new = grow_heads(self.model, self.text, plan, round_, self._lost(), self.original)
         self._keep(f"round-{round_}-grown", larger)
         found = measure(self.model, self.text)
         self.journal.record(
@@ -183,7 +183,7 @@ class _Cycle:
         new = [(one["layer"], one["head"]) for one in grown["added_heads"]]
         label = f"round {round_}: learning"
         with Bars({label: plan.learn_steps}, quiet=self.quiet) as bars:
-            for step, loss, held in learn_round(self.model, new, self.text, plan, round_):
+            for step, loss, held in learn_round(self.model, new, self.text, plan, round_, self.original):
                 self.journal.record("training", cycle=round_, step=step, train_loss=loss)
                 bars.update(label, step, f"loss {loss:.3f}")
                 if held is not None:

@@ -20,6 +20,7 @@ What a new head starts as (`init`):
     random    the same with W_O a tenth as spread out as the layer's: the model changes a little
     clone     queries, keys and values of its nearest neighbour, and both get half of the neighbour's W_O, with opposite small
               changes so that they part: the model computes what it did, to rounding
+    revive    the weights that the head had in the original model, W_O too: not a new head, the old one back
 
 The source's own code sets all of W_O to 0.01, which adds the same number to every feature.
 """
@@ -39,6 +40,7 @@ from pnn.plasticity.architectures import HEAD
 from pnn.plasticity.heads import (
     Head,
     check_absent,
+    check_present,
     head_map,
     original_counts,
     room_for_heads,
@@ -187,17 +189,20 @@ STRATEGIES: dict[str, Strategy] = {
 # What they start as ---------------------------------------------------------------------------------------------------
 
 
-def grow(model: M, heads: Iterable[Head], init: str = "zero", *, seed: int = 0) -> M:
+def grow(model: M, heads: Iterable[Head], init: str = "zero", *, seed: int = 0, original: PreTrainedModel | None = None) -> M:
     """A larger copy of the model, with new heads in these places: (layer, index) of removed heads, or indices beyond the
-    original number, up to twice as many."""
-    if init not in STARTS:
-        raise UserError(f"no start of new heads is called {init!r}{did_you_mean(init, STARTS)}")
+    original number, up to twice as many. `original`: the model as it was, for heads that are revived."""
+    if init not in INITS:
+        raise UserError(f"no start of new heads is called {init!r}{did_you_mean(init, INITS)}")
     new = check_absent(model, heads, MOST)
     old_map = head_map(model)
     new_map = [sorted({*row, *(i for at, i in new if at == layer)}) for layer, row in enumerate(old_map)]
     grown = reorganised(model, {HEAD: new_map})
     with torch.no_grad():
-        STARTS[init](grown, new, old_map, torch.Generator().manual_seed(seed))
+        if init == REVIVE:
+            _revive(grown, new, original)
+        else:
+            STARTS[init](grown, new, old_map, torch.Generator().manual_seed(seed))
     return grown
 
 
@@ -239,6 +244,16 @@ def _start_as_clone(model: PreTrainedModel, new: list[Head], old_map: list[list[
 
 Start = Callable[[PreTrainedModel, list[Head], list[list[int]], torch.Generator], None]
 STARTS: dict[str, Start] = {"zero": _start_at_zero, "random": _start_small, "clone": _start_as_clone}
+REVIVE = "revive"
+INITS = (*STARTS, REVIVE)
+
+
+def _revive(model: PreTrainedModel, new: list[Head], original: PreTrainedModel | None) -> None:
+    if original is None:
+        raise UserError("reviving heads needs the model that had them, which only a whole cycle has (original=…)")
+    for head in check_present(original, new):
+        for mine, old in zip(stretches(model, head), stretches(original, head), strict=True):
+            mine.view().copy_(old.view())
 
 
 def _fill(target: Tensor, spread: float, generator: torch.Generator) -> Tensor:

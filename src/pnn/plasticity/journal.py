@@ -56,8 +56,9 @@ class Journal:
         self.finished: str | None = None  # that of the newest finished round
         self.records: list[Record] = []
 
-    def start(self, asked: Record, resume: bool) -> None:
-        """Claim a new folder, or read where a stopped cycle was."""
+    def start(self, asked: Record, resume: bool, defaults: Record) -> None:
+        """Claim a new folder, or read where a stopped cycle was. `defaults`: settings that there were not yet when it was begun
+        had these."""
         held, state = self.folder / f"{self.kind}.json", self.folder / "state.json"
         remove_leftovers(self.folder)
         if check_free(self.folder, resume):
@@ -65,7 +66,7 @@ class Journal:
                 raise UserError(
                     f"cannot resume {self.folder}: it holds files but no {held.name}, so it is not a {self.kind}'s folder"
                 )
-            check_same(self.folder, read_json(held), asked, self.kind)
+            check_same(self.folder, defaults | read_json(held), asked, self.kind)
             if state.exists():
                 self._restore(read_json(state))
         else:

@@ -14,7 +14,8 @@ which is what a learning rate of m·η would have done there: Adam's step and de
 The bias of W_o belongs to no head and learns at the common rate.
 
 `learn` does both: AdamW, weight decay on matrices, gradients clipped at 1, a cosine from the learning rate to a tenth of it.
-The warm-up takes 100 updates, or half of them where there are fewer than 200: it is over before learning is.
+The warm-up takes 100 updates, or half of them where there are fewer than 200: it is over before learning is. What is learnt is
+the text, or what a teacher predicts there (`teaching`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import Head, check_present, head_map, stretches
 from pnn.plasticity.measure import computing
 from pnn.plasticity.scores import prepared
+from pnn.plasticity.teaching import Teacher
 from pnn.plasticity.units import gate_part
 from pnn.training.optim import descend, learning_rate, make_optimizer
 
@@ -146,16 +148,17 @@ def learn(
     multiplier: float,
     seed: int,
     first: int = 0,
+    teacher: Teacher | None = None,
 ) -> Iterator[tuple[int, float]]:
     """Train the model in place; after each update gives how many are done and the loss of its batch. `batch_at` gives the
     batch of an update. `first`: updates of earlier rounds; batch and dropout of an update follow from (seed, its number), so
-    that learning again gives the same bits."""
+    that learning again gives the same bits. With a `teacher` the loss is the distance to its predictions."""
     new = check_present(model, new)
     plan = TrainingConfig(learning_rate=peak_rate, min_learning_rate=peak_rate / 10, warmup_steps=0)
     optimizer = make_optimizer(model, plan)
     faster = FasterUpdates(optimizer, model, new, multiplier)
     kind = kind_of(model)
-    if kind.causal and not kind.ours:
+    if kind.causal and not kind.ours and teacher is None:
         leave_out_logits(model)
     on_gpu = model.device.type == "cuda"
     seed_all = torch.manual_seed if on_gpu else torch.default_generator.manual_seed
@@ -166,8 +169,9 @@ def learn(
                 warm_up.at(step)
                 with torch.random.fork_rng([model.device] if on_gpu else []):
                     seed_all(seed * 1_000_003 + first + step)
+                    batch = prepared(model, batch_at(first + step))
                     with computing(model):
-                        loss = model(**prepared(model, batch_at(first + step))).loss
+                        loss = model(**batch).loss if teacher is None else teacher.loss(model, batch)
                     descend(model, optimizer, loss, learning_rate(step, steps, plan))
                 if not math.isfinite(loss.item()):
                     raise UserError(f"the loss became {loss.item()} at update {step + 1}: a lower learning rate usually helps")

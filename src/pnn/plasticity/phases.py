@@ -20,6 +20,7 @@ from pnn.plasticity.measure import held_out_loss, size
 from pnn.plasticity.scores import Scores, choose, score
 from pnn.plasticity.settings import CycleSettings
 from pnn.plasticity.surgery import prune
+from pnn.plasticity.teaching import Teacher
 from pnn.plasticity.text import Text
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -45,22 +46,24 @@ def measure(model: PreTrainedModel, text: Text) -> dict[str, Any]:
     return held_out_loss(model, text) | size(model, text.held_out.shape[1])
 
 
-def grow_heads(model: M, text: Text, plan: CycleSettings, round_: int, lost: Scores) -> tuple[M, list[Head]]:
+def grow_heads(
+    model: M, text: Text, plan: CycleSettings, round_: int, lost: Scores, original: PreTrainedModel
+) -> tuple[M, list[Head]]:
     """The model with new heads, and which these are; the model itself where none shall grow. `lost`: scores of heads that were
-    pruned."""
+    pruned; `original` has the weights of those that are revived."""
     if plan.grow == 0:
         return model, []
     seed = plan.seed + round_
     batches = calibration(text, plan, round_)
     new = propose(model, plan.grow, plan.grow_by, batches, lost=lost, beyond=plan.beyond, seed=seed)
-    return grow(model, new, plan.init, seed=seed), new
+    return grow(model, new, plan.init, seed=seed, original=original), new
 
 
 def learn_round(
-    model: PreTrainedModel, new: list[Head], text: Text, plan: CycleSettings, round_: int
+    model: PreTrainedModel, new: list[Head], text: Text, plan: CycleSettings, round_: int, original: PreTrainedModel
 ) -> Iterator[tuple[int, float, dict[str, Any] | None]]:
     """Train the model in place. After each update: how many are done, the loss of its batch, and from time to time and at the
-    end the held-out loss."""
+    end the held-out loss. `original` teaches, if the plan says so."""
     updates = learn(
         model,
         new,
@@ -70,6 +73,7 @@ def learn_round(
         multiplier=plan.multiplier,
         seed=plan.seed,
         first=(round_ - 1) * plan.learn_steps,
+        teacher=None if plan.teacher == "none" else Teacher(original, plan.teacher),
     )
     for step, loss in updates:
         due = step % plan.evaluate_every == 0 or step == plan.learn_steps

@@ -70,7 +70,8 @@ def run_cycle(
 
     def smaller() -> str:
         less = f"--batch-size {batch // 2}" if batch > 1 else f"--max-length {row // 2}"
-        return f"with updates of {batch} rows of {row:,} tokens: {less} needs half"
+        alone = "" if settings.teacher == "none" else ", and --teacher none holds one model less"
+        return f"with updates of {batch} rows of {row:,} tokens: {less} needs half{alone}"
 
     with out_of_memory_says(smaller):
         cycle(loaded.model, text, output, settings, tokenizer=loaded.tokenizer, name=name, resume=resume, quiet=False)

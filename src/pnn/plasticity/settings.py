@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
-from pnn.plasticity.growth import STARTS, STRATEGIES, candidates
+from pnn.plasticity.growth import INITS, STRATEGIES, candidates
 from pnn.plasticity.heads import heads, original_counts
 from pnn.plasticity.scores import METHODS, choose, share_of
+from pnn.plasticity.teaching import LESSONS, check_room
+
+TEACHERS = ("none", *LESSONS)
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class CycleSettings:
     learn_steps: int = 100
     learning_rate: float = 5e-5
     multiplier: float = 3.0  # of new heads' updates
+    teacher: str = "none"  # what is learnt of the unpruned model: nothing (the text teaches), logits, or states too
     batch_rows: int = 4
     evaluate_every: int = 25
     score_rows: int = 32  # rows of training text that heads are scored on
@@ -35,7 +39,8 @@ class CycleSettings:
         for purpose, value, known in (
             ("prune by", self.prune_by, METHODS),
             ("grow by", self.grow_by, STRATEGIES),
-            ("start new heads as", self.init, STARTS),
+            ("start new heads as", self.init, INITS),
+            ("learn of a teacher", self.teacher, TEACHERS),
         ):
             if value not in known:
                 raise UserError(f"there is no {value!r} to {purpose}{did_you_mean(value, known)}")
@@ -62,6 +67,8 @@ class CycleSettings:
 
 def check(model: PreTrainedModel, settings: CycleSettings) -> None:
     """What is sure to fail is said before anything is done."""
+    if settings.teacher != "none":
+        check_room(model, smallest=(1 - settings.prune) ** settings.rounds)
     present, total = heads(model), sum(original_counts(model))
     count, layers = len(present), len({layer for layer, _ in present})
     room = len(candidates(model, settings.beyond))

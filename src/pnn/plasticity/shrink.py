@@ -1,4 +1,5 @@
-"""From a model to a smaller one: measure, prune units of all kinds within one budget, learn, measure again.
+"""From a model to a smaller one: measure, prune units of all kinds within one budget, let what remains take over what went
+(`repair`), learn with the model as the teacher (`teaching`), measure again.
 
 Three phases with a journal, as a cycle has: whatever a kill leaves behind a finished phase is thrown away and done again. The
 same model, text and settings give the same bits on a CPU, but for what goes where a speed was asked for: that is measured, and
@@ -23,14 +24,17 @@ from pnn.plasticity.cycle import fingerprint
 from pnn.plasticity.journal import Journal, Record
 from pnn.plasticity.measure import speeds, writing_speeds
 from pnn.plasticity.phases import calibration, learn_round, measure
+from pnn.plasticity.repair import repair
 from pnn.plasticity.settings import CycleSettings
 from pnn.plasticity.surgery import prune
+from pnn.plasticity.teaching import check_room
 from pnn.plasticity.text import Text
-from pnn.plasticity.unit_scores import UNIT_METHODS, score_units
+from pnn.plasticity.unit_scores import OF_MATRICES, UNIT_METHODS, score_units
 from pnn.plasticity.units import Unit, unit_map
 from pnn.progress import Bars, say
 
 PHASES = ("initial", "pruning", "learning")
+COMPARABLE = tuple(method for method in UNIT_METHODS if method not in OF_MATRICES)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class ShrinkSettings:
     faster: float | None = None  # times as fast at reading, on this machine; one of the two is given
     kinds: tuple[str, ...] = KINDS
     by: str = "fisher"
+    repair: bool = True  # in closed form, on the rows that units are scored on
+    teacher: str = "logits"  # what is learnt of the unpruned model; none learns the text
     learn_steps: int = 200
     learning_rate: float = 3e-4
     batch_rows: int = 8
@@ -58,13 +64,15 @@ class ShrinkSettings:
         for kind in self.kinds:
             if kind not in KINDS:
                 raise UserError(f"there is no kind of unit called {kind!r}{did_you_mean(kind, KINDS)}")
-        if self.by not in UNIT_METHODS:
-            raise UserError(f"no way to score units is called {self.by!r}{did_you_mean(self.by, UNIT_METHODS)}")
+        if self.by not in COMPARABLE:
+            raise UserError(
+                f"no score compares units of all kinds that is called {self.by!r}{did_you_mean(self.by, COMPARABLE)}"
+            )
         self.as_cycle()  # says what is wrong with the rest
 
     def as_cycle(self) -> CycleSettings:
         """What calibration and learning take."""
-        shared = ("learn_steps", "learning_rate", "batch_rows", "evaluate_every", "score_rows", "seed")
+        shared = ("teacher", "learn_steps", "learning_rate", "batch_rows", "evaluate_every", "score_rows", "seed")
         return CycleSettings(prune=0, grow=0, **{name: getattr(self, name) for name in shared})
 
 
@@ -75,6 +83,8 @@ def check(model: PreTrainedModel, settings: ShrinkSettings) -> None:
         raise UserError(
             f"a {type(model).__name__} predicts no tokens, and shrinking is measured by that: give a language model"
         )
+    if settings.teacher != "none":
+        check_room(model, smallest=0.0 if settings.fewer is None else 1 - settings.fewer)
     if settings.fewer is not None:
         most_fewer(model, settings.kinds, settings.fewer)
 
@@ -104,7 +114,7 @@ def shrink(
         **asdict(settings),
         "kinds": list(settings.kinds),
     }
-    journal.start(asked, resume)
+    journal.start(asked, resume, {"repair": False, "teacher": "none"})
     now = original if journal.kept is None else journal.read_model().to(original.device)
 
     def tell(line: str) -> None:
@@ -121,7 +131,10 @@ def shrink(
             tell(f"{found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
         elif phase == "pruning":
             gone = _choose(original, text, settings, length)
-            now = journal.keep("round-1-pruned", prune(original, gone), tokenizer)
+            smaller = prune(original, gone)
+            if settings.repair:
+                smaller = repair(smaller, original, calibration(text, plan, 1))
+            now = journal.keep("round-1-pruned", smaller, tokenizer)
             found = measure(now, text)
             lost = Counter(unit.kind for unit in gone)
             journal.record("pruning", pruned=dict(lost), **found, units=_counts(now))
@@ -129,7 +142,7 @@ def shrink(
             tell(f"pruned {what}: {found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
         else:
             with Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
-                for step, loss, held in learn_round(now, [], text, plan, 1):
+                for step, loss, held in learn_round(now, [], text, plan, 1, original):
                     journal.record("training", step=step, train_loss=loss)
                     bars.update("learning", step, f"loss {loss:.3f}")
                     if held is not None:

@@ -10,6 +10,10 @@ same rows: what differs between two arms of a seed is what their settings say, s
     ratios        prune {0.2, 0.3, 0.4, 0.5} × grow {0.1, 0.15, 0.2}
 
 Arms with the same settings are one arm.
+
+Whether it matters where heads grow can be asked only where growing any helps: `growth_control` has a positive control. After
+heavy pruning by gradient it grows nothing, everything from zero (that must help, or updates and rate are too small for the
+question), and a third of what went: guided or at random, from zero or revived with the weights that the heads had.
 """
 
 from __future__ import annotations
@@ -41,13 +45,15 @@ class Arm:
     grow: float = 0.0
     grow_by: str = "none"
     multiplier: float = 3.0
+    init: str = "zero"
 
     @property
     def name(self) -> str:
         if not self.prune:
             return "retrained"
         pruned = f"{self.prune_by}-{self.prune:g}"
-        return f"{pruned}-{self.grow_by}-{self.grow:g}-x{self.multiplier:g}" if self.grow else pruned
+        start = "" if self.init == "zero" else f"-{self.init}"
+        return f"{pruned}-{self.grow_by}-{self.grow:g}-x{self.multiplier:g}{start}" if self.grow else pruned
 
 
 CONTROL = Arm()
@@ -61,6 +67,19 @@ def all_arms() -> list[Arm]:
     multipliers = [Arm(CYCLE.prune, CYCLE.prune_by, CYCLE.grow, CYCLE.grow_by, factor) for factor in MULTIPLIERS]
     ratios = [Arm(gone, CYCLE.prune_by, new, CYCLE.grow_by) for gone in GRID_PRUNE for new in GRID_GROW]
     return list(dict.fromkeys([CONTROL, *growth, *multipliers, *ratios, *pruning]))
+
+
+def growth_control(pruned: float = 0.6, grown: float = 0.2) -> dict[str, Arm]:
+    """The arms that a study of growth begins with, by what they are for."""
+    arms = {
+        "retrained": CONTROL,
+        "nothing grows": Arm(pruned),
+        "all grow from zero": Arm(pruned, grow=pruned, grow_by="random"),
+    }
+    for init in ("zero", "revive"):
+        for strategy in ("gradient", "random"):
+            arms[f"{strategy}, {init}"] = Arm(pruned, grow=grown, grow_by=strategy, init=init)
+    return arms | {"importance, revive": Arm(pruned, grow=grown, grow_by="importance", init="revive")}
 
 
 @dataclass(frozen=True)
@@ -104,10 +123,10 @@ def run_arm(model: PreTrainedModel, text: Text, arm: Arm, plan: StudySettings, s
     settings = cycle_of(arm, plan, seed)
     pruned, gone = prune_heads(model, scores, settings)
     after_pruning = measure(pruned, text)
-    grown, new = grow_heads(pruned, text, settings, FIRST_ROUND, scores)
+    grown, new = grow_heads(pruned, text, settings, FIRST_ROUND, scores, model)
     after_growth = measure(grown, text) if new else after_pruning
     curve = [[0, after_growth["loss"]]]
-    for step, _, held in learn_round(grown, new, text, settings, FIRST_ROUND):
+    for step, _, held in learn_round(grown, new, text, settings, FIRST_ROUND, model):
         if held is not None:
             curve.append([step, held["loss"]])
     return {
