@@ -1,0 +1,65 @@
+"""Can a grown head help at all, and if so, does it matter where it grows and what it starts as?
+
+python results/shrink/growth/run.py MODEL DATA OUTPUT.jsonl [--seeds 0 1 2 --prune 0.6 --grow 0.2 --updates 200 --rate 1e-3 …]
+
+Every arm makes the same updates on the same rows in the same order; the seed draws the rows, their order and what is random.
+What is in OUTPUT already is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from pnn.files import write_json
+from pnn.plasticity.phases import score_heads
+from pnn.plasticity.run import open_model
+from pnn.plasticity.text import read_text
+from pnn.progress import track
+from pnn.runs import read_metrics
+from pnn.studies.plasticity.arms import FIRST_ROUND, StudySettings, cycle_of, growth_control, run_arm
+from pnn.training.tracking import environment
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("model", "data", "output"):
+        parser.add_argument(name)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--prune", type=float, default=0.6)
+    parser.add_argument("--grow", type=float, default=0.2)
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=None)
+    parser.add_argument("--held-out", type=int, default=64)
+    asked = parser.parse_args()
+    output = Path(asked.output)
+    done = {(row["label"], row["seed"]) for row in read_metrics(output)} if output.exists() else set()
+    plan = StudySettings(1, asked.updates, asked.rate, asked.batch, evaluate_every=asked.updates)
+    loaded = open_model(asked.model)
+    text = read_text(
+        loaded.model, loaded.tokenizer, asked.data, length=asked.length, held_out_rows=asked.held_out, progress=track
+    )
+    write_json(output.parent / "environment.json", environment(0, 1))
+    for seed in asked.seeds:
+        arms = growth_control(asked.prune, asked.grow)
+        scores = score_heads(loaded.model, text, cycle_of(arms["nothing grows"], plan, seed), FIRST_ROUND)
+        for label, arm in arms.items():
+            if (label, seed) in done:
+                continue
+            found = run_arm(loaded.model, text, arm, plan, seed, scores)
+            row = {"label": label, "rate": asked.rate, "batch": asked.batch, "held_out_rows": len(text.held_out), **found}
+            with open(output, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(
+                seed, label, round(found["loss_pruned"], 4), round(found["loss_grown"], 4), round(found["loss"], 4), flush=True
+            )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,40 @@
+"""What is lost right after pruning heads and neurons, by score and budget, and what repair brings back. Reads result.json's
+metrics of one model."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from pnn.figures.marks import AMBER, BLUE, CONTROL, GREEN, ORANGE, PINK, SKY
+from pnn.figures.style import WIDTH, styled
+from pnn.results import Json
+
+COLOURS = {
+    "fisher, shared": PINK,
+    "gradient, shared": BLUE,
+    "gradient, even": SKY,
+    "surgeon, even": GREEN,
+    "wanda, even": AMBER,
+    "magnitude, even": ORANGE,
+    "random, even": CONTROL,
+}
+
+
+@styled
+def scores_and_repair(found: Json) -> Figure:
+    """Left: as cut; right: repaired. Nats per token above the unpruned model, one line per score, whiskers over rows."""
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, kind, title in ((left, "pruned", "right after pruning"), (right, "repaired", "repaired in closed form")):
+        for arm, rows in found["arms"].items():
+            x = [100 * row["fewer_parameters"] for row in rows]
+            y = [row[kind]["value"] for row in rows]
+            ends = [row[kind]["interval"] for row in rows]
+            whiskers = [[v - e[0] for v, e in zip(y, ends, strict=True)], [e[1] - v for v, e in zip(y, ends, strict=True)]]
+            axes.errorbar(x, y, yerr=whiskers, color=COLOURS[arm], marker="o", markersize=4, linewidth=1.5, label=arm)
+        axes.set_title(title)
+        axes.set_xlabel("per cent fewer parameters")
+        axes.set_ylim(bottom=0)
+    left.set_ylabel("nats per token above the unpruned model")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
