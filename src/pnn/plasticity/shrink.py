@@ -64,10 +64,10 @@ class ShrinkSettings:
         for kind in self.kinds:
             if kind not in KINDS:
                 raise UserError(f"there is no kind of unit called {kind!r}{did_you_mean(kind, KINDS)}")
-        if self.by not in COMPARABLE:
-            raise UserError(
-                f"no score compares units of all kinds that is called {self.by!r}{did_you_mean(self.by, COMPARABLE)}"
-            )
+        if self.by not in UNIT_METHODS:
+            raise UserError(f"no way to score units is called {self.by!r}{did_you_mean(self.by, COMPARABLE)}")
+        if self.by in OF_MATRICES:
+            raise UserError(f"{self.by} compares what shares a matrix, and a budget compares all: take {', '.join(COMPARABLE)}")
         self.as_cycle()  # says what is wrong with the rest
 
     def as_cycle(self) -> CycleSettings:
