@@ -58,7 +58,8 @@ def test_every_round_reads_on_and_is_scored_on_other_rows(model_of, text, monkey
     asked, batch_of = [], Text.for_update
     monkeypatch.setattr(Text, "for_update", lambda self, step, *how: asked.append(step) or batch_of(self, step, *how))
     for round_ in (1, 2):
-        list(learn_round(model_of("gpt2"), [], text, CycleSettings(learn_steps=2, batch_rows=2), round_))
+        model = model_of("gpt2")
+        list(learn_round(model, [], text, CycleSettings(learn_steps=2, batch_rows=2), round_, model))
     assert asked == [0, 1, 2, 3]
     first, second = (text.sample(3, 0, round_) for round_ in (1, 2))
     assert not torch.equal(first, second)

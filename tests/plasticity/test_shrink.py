@@ -68,7 +68,12 @@ def test_one_command_makes_a_smaller_model(pnn_command, saved):
     assert "; then " in Path("less/README.md").read_text()
 
 
-def test_so_many_times_as_fast(pnn_command, saved):
+def test_so_many_times_as_fast(pnn_command, saved, monkeypatch):
+    """On a clock that counts parameters: how fast a small model is on a busy machine is nobody's promise."""
+    monkeypatch.setattr(
+        "pnn.plasticity.budget.reading_times",
+        lambda models, length: {name: float(model.num_parameters()) for name, model in models.items()},
+    )
     words = ("shrink", "model", "--speed", 1.2, "--data", "text.txt", "--kinds", "neurons,layers", *QUICK, "--json")
     code, out, err = pnn_command(*words)
     assert code == 0, err
