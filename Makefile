@@ -9,7 +9,7 @@ TELLING := tests/models/test_models.py tests/models/test_loading.py tests/models
 	tests/data/test_tokenizers.py tests/data/test_corpora.py tests/training/test_loop.py tests/training/test_optim.py \
 	tests/plasticity/test_surgery.py tests/cli/test_starting.py
 
-.PHONY: quickstart test check habits mutants oldest newest release dependencies lint docs figures format stamp clean
+.PHONY: quickstart test check attack habits mutants oldest newest release dependencies lint docs figures format stamp clean
 
 quickstart: .venv/core
 	$(BIN)/pnn quickstart
@@ -19,6 +19,9 @@ test: .venv/dev  ## all that needs no GPU
 
 check: lint  ## linters and the fast tier
 	$(BIN)/pytest -m "not gpu and not slow" -n $(WORKERS) --dist worksteal -q
+
+attack: .venv/dev  ## fuzzers, kills, a full disk, two at one folder, a page under bad input: 20 minutes on two cores, into results/attack
+	$(BIN)/python tests/attack/run.py
 
 habits: .venv/habits  ## what people do with Hugging Face's libraries, with the transformers in use and the oldest that we take
 	$(BIN)/pytest -q tests/models/test_habits.py tests/training/test_trackers.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import hashlib
 import json
@@ -84,6 +85,32 @@ def new_folder(target: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+_HELD: dict[Path, int] = {}  # folders that this process works in, with a descriptor of each
+
+
+def hold(folder: Path) -> None:
+    """Keep other processes out of a folder that this one works in, until `let_go` or the end of the process, however it ends.
+    The lock is on the folder itself: nothing is left behind. Where a file system knows no such locks, there is none."""
+    if folder.resolve() in _HELD:
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(f"another process is working in {folder}: wait for it to end, or choose another --output") from None
+    except OSError:
+        os.close(descriptor)
+    else:
+        _HELD[folder.resolve()] = descriptor
+
+
+def let_go(folder: Path) -> None:
+    descriptor = _HELD.pop(folder.resolve(), None)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _cannot_make(target: Path, error: OSError) -> UserError:

@@ -6,12 +6,49 @@ files lack those that came later. `Json` is what only its own figure reads.
 
 from __future__ import annotations
 
+import functools
 import statistics
+import types
+import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 Json = Mapping[str, Any]
-Interval = list[float]  # low, high
+Interval = Annotated[list[float], 2]  # low, high
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether what was read from a file is of a kind that stands below: every key that it must have, with values of its type.
+    Further keys do no harm."""
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, one) for one in inside)
+    if origin is Annotated:
+        return fits(value, inside[0]) and len(value) == inside[1]
+    if origin is NotRequired:
+        return fits(value, inside[0])
+    if origin is list:
+        return isinstance(value, list) and all(fits(one, inside[0]) for one in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(one, inside[1]) for one in value.values())
+    if typing.is_typeddict(kind):
+        hints = _hints(kind)
+        needed = {key for key in kind.__required_keys__ if typing.get_origin(hints[key]) is not NotRequired}
+        return (
+            isinstance(value, dict)
+            and needed <= value.keys()
+            and all(fits(one, hints[key]) for key, one in value.items() if key in hints)
+        )
+    if kind is Any:
+        return True
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 # Numbers with intervals, and what follows from them -------------------------------------------------------------------
@@ -77,6 +114,33 @@ class Refining(TypedDict):
     trained: int
     read: list[int]
     rows: list[Row]
+
+
+# environment.json -----------------------------------------------------------------------------------------------------
+
+
+class Hardware(TypedDict):
+    gpus: list[str]
+    cpu: str
+    threads: int
+
+
+class Versions(TypedDict):
+    torch: str
+    transformers: str
+
+
+class Commit(TypedDict):
+    commit: str
+
+
+class Environment(TypedDict):
+    """What of it is read."""
+
+    hardware: Hardware
+    versions: Versions
+    git: NotRequired[Commit | None]
+    source_sha256: NotRequired[str]
 
 
 # evaluation.json ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from typing import Any
 
 from pnn.config import RunConfig, load_config
 from pnn.errors import UserError
-from pnn.files import is_taken, remove_leftovers, sha256, write_text
+from pnn.files import hold, is_taken, remove_leftovers, sha256, write_text
+from pnn.results import Environment, fits
 
 BY_SEQUENCE = "evaluation_by_sequence.json"  # beside evaluation.json: the totals of every sequence
 REFINING = "refining.json"  # beside it, of a masked model: how it rewrites its predictions of one held-out text
@@ -31,10 +32,6 @@ FREE_ON_RESUME = {
     "evaluation.batch_tokens",
 }
 AVERAGE = "checkpoints/average"  # in a run folder: its averaged weights, where it kept any
-ENVIRONMENT = {
-    "hardware": ("gpus", "cpu", "threads"),
-    "versions": ("torch", "transformers"),
-}  # what is read of environment.json
 TRAINING_STATE = ("optimizer.safetensors", "trainer_state.json")  # of a checkpoint: read by nothing but --resume
 
 
@@ -59,8 +56,11 @@ def check_free(run: Path, config: RunConfig, resume: bool) -> None:
                 )
 
 
-def claim(run: Path, config: RunConfig) -> None:
+def claim(run: Path, config: RunConfig, resume: bool) -> None:
+    """Make the folder this process's own. Another one may have been faster since `check_free`."""
     run.mkdir(parents=True, exist_ok=True)
+    hold(run)
+    check_free(run, config, resume)
     remove_leftovers(run)
     write_text(run / "config.yaml", config.to_yaml())
 
@@ -165,21 +165,14 @@ def _verify(folder: Path, leave_out: tuple[str, ...] = ()) -> None:
             raise UserError(f"{folder / name} does not match its checksum: the checkpoint is damaged")
 
 
-def read_environment(run: Path) -> dict[str, Any]:
-    path = run / "environment.json"
-    found = read_json(path)
-    try:
-        for section, keys in ENVIRONMENT.items():
-            for key in keys:
-                found[section][key]
-    except (KeyError, TypeError):
-        raise UserError(f"{path} does not say what the run was made with: remove it to go on without") from None
-    return found
+def read_environment(run: Path) -> Environment:
+    return read_result(run / "environment.json", Environment, "remove it to go on without")
 
 
 def check_commit(run: Path) -> None:
     """Refuse a run that cannot say which code made it: its numbers are not to be published."""
-    if not read_json(run / "environment.json").get("git"):
+    found = read_json(run / "environment.json")
+    if not isinstance(found, dict) or not found.get("git"):
         raise UserError(
             f"{run}: its environment.json names no commit, so nobody could make its numbers again: "
             "`make stamp` before the code is copied to another machine, then train there"
@@ -195,13 +188,27 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not JSON ({error})") from None
 
 
-def read_metrics(path: Path) -> list[Any]:
-    """The rows of a metrics file. A last line that was cut off by a kill is dropped."""
-    rows = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
+def read_result(path: Path, kind: Any, again: str) -> Any:
+    """A JSON file of this kind of `results`. `again`: how to have it written anew, for the message."""
+    found = read_json(path)
+    if not fits(found, kind):
+        raise UserError(f"{path} is damaged, or not what its name says: {again}")
+    return found
+
+
+def read_metrics(path: Path, needed: Sequence[str] = ()) -> list[Any]:
+    """The rows of a metrics file, each with numbers under the `needed` keys. A last line that was cut off by a kill is
+    dropped."""
+    rows: list[Any] = []
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+            if number == len(lines):
                 break
+        if not isinstance(row, dict) or not all(isinstance(row.get(key), int | float) for key in needed):
+            raise UserError(f"{path} is damaged in line {number}: remove what follows it, or bring back a copy")
+        rows.append(row)
     return rows

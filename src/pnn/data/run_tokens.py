@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from pnn.config import DataConfig
 from pnn.data import shards
 from pnn.data.shards import Prepared, Progress, TokenSet
+from pnn.data.tally import Tally
 from pnn.data.tokenizers import text_fingerprint
 from pnn.errors import UserError
 from pnn.files import write_json
@@ -26,6 +27,7 @@ from pnn.progress import say
 from pnn.runs import read_json
 
 FILE = "tokens.json"
+ENTRY = {"folder": str, "fingerprint": str, "sequences": int, "tokens": int, "recipe": dict}  # what is read of it
 
 
 def record(run: Path, prepared: Prepared) -> None:
@@ -43,7 +45,18 @@ def record(run: Path, prepared: Prepared) -> None:
 
 
 def recorded(run: Path) -> dict[str, Any]:
-    return read_json(run / FILE) if (run / FILE).exists() else {}
+    """What tokens.json holds; nothing where there is none."""
+    if not (run / FILE).exists():
+        return {}
+    found = read_json(run / FILE)
+    if not isinstance(found, dict) or not all(_is_entry(entry) for entry in found.values()):
+        raise UserError(f"{run / FILE} does not say which tokens the run has read: remove it, and they follow from its config")
+    return found
+
+
+def _is_entry(entry: Any) -> bool:
+    whole = shards.has(entry, ENTRY) and shards.has(entry["recipe"], shards.RECIPE)
+    return whole and (entry.get("text") is None or Tally.can_be(entry["text"]))
 
 
 def held_out(

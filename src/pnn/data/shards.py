@@ -33,6 +33,15 @@ from pnn.files import new_folder, sha256, write_json
 LINES_PER_CHUNK = 8192
 DOCUMENTS_PER_CHUNK = 512
 TOKENS_PER_SHARD = 1 << 26
+# What is read of manifest.json, of each of its shards and of its recipe
+MANIFEST: dict[str, Any] = {
+    **{"name": str, "sequences": int, "tokens": int, "mean_length": int | float, "dtype": str, "max_length": int},
+    **{"vocab_size": int, "recipe": dict, "shards": list},
+}
+SHARD = {
+    f"{kind}{what}": type_ for kind in ("token", "length") for what, type_ in (("s", str), ("_bytes", int), ("_sha256", str))
+}
+RECIPE = {"source": dict, "text": dict, "tokenizer": str, "max_length": int}
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps an iterable in a progress bar, with a label
 
 
@@ -45,6 +54,10 @@ class TokenSet:
         dtype = np.dtype(self.manifest["dtype"])
         self._tokens = [np.memmap(folder / s["tokens"], dtype=dtype, mode="r") for s in self.manifest["shards"]]
         lengths = [np.fromfile(folder / s["lengths"], dtype=np.uint16).astype(np.int64) for s in self.manifest["shards"]]
+        if any(len(tokens) != size.sum() for tokens, size in zip(self._tokens, lengths, strict=True)):
+            raise UserError(
+                f"{folder} is damaged: its lengths and its tokens do not match. Delete it and prepare the text again"
+            )
         self.lengths: NDArray[np.int64] = np.concatenate(lengths)
         self._shard = np.repeat(np.arange(len(lengths)), [len(x) for x in lengths])
         self._start = np.concatenate([np.cumsum(x) - x for x in lengths])
@@ -102,15 +115,35 @@ def left_out(tokens: TokenSet) -> list[str]:
 def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        if not _is_manifest(manifest):
+            raise UserError(f"{folder} holds no prepared text (its manifest.json is damaged or of something else)")
         for shard in manifest["shards"]:
             for name, size in ((shard["tokens"], shard["token_bytes"]), (shard["lengths"], shard["length_bytes"])):
                 if (folder / name).stat().st_size != size:
                     raise UserError(f"{folder / name} is cut short: delete {folder} and prepare the text again")
     except FileNotFoundError as error:
         raise UserError(f"{folder} holds no prepared text: there is no {error.filename}") from None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{folder} holds no prepared text ({error})") from None
     return manifest
+
+
+def _is_manifest(found: Any) -> bool:
+    """Whether what is read of it is there and of the right kind. Shards lie in the same folder."""
+    return (
+        has(found, MANIFEST)
+        and has(found["recipe"], RECIPE)
+        and all(has(shard, SHARD) for shard in found["shards"])
+        and all(Path(shard[name]).name == shard[name] for shard in found["shards"] for name in ("tokens", "lengths"))
+        and found["dtype"] in ("uint16", "uint32")
+        and bool(found["shards"])
+        and ("text" not in found or Tally.can_be(found["text"]))
+    )
+
+
+def has(found: Any, kinds: dict[str, Any]) -> bool:
+    """Whether these keys are there, with values of these kinds."""
+    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
 
 
 def verify(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass
@@ -12,6 +13,16 @@ class Tally:
     lines_cut: int = 0  # longer than data.max_length
     tokens: int = 0  # of all lines that passed, whole, without [CLS] and [SEP]
     tokens_cut: int = 0  # of these, beyond data.max_length; of rows, what fills no last row
+
+    @classmethod
+    def can_be(cls, found: Any) -> bool:
+        """Whether these are the counts of a text, as they are read back."""
+        if not isinstance(found, dict) or not found.keys() <= {one.name for one in fields(cls)}:
+            return False
+        if not all(isinstance(count, int) and count >= 0 for count in found.values()):
+            return False
+        one = cls(**found)
+        return one.lines_cut <= one._passed and one.tokens_cut <= one.tokens and not (one.lines_cut and not one.tokens)
 
     def sentence(self, max_length: int) -> str | None:
         """What was left out, if anything."""

@@ -31,7 +31,7 @@ from pnn.models.base import parts_of
 from pnn.models.loading import check_num_steps, load_any
 from pnn.models.registry import kind_of
 from pnn.progress import say
-from pnn.results import CausalText, Evaluation, MaskedText, SequenceTotals
+from pnn.results import CausalText, Evaluation, MaskedText, SequenceTotals, Tasks, fits
 
 
 def evaluate_run(
@@ -132,12 +132,22 @@ def evaluate_run(
     return cast(Evaluation, result)
 
 
+def _tasks_in(held: Path) -> Tasks | None:
+    """A damaged file has none: it is about to be replaced."""
+    try:
+        found = runs.read_json(held)
+    except UserError:
+        return None
+    tasks = found.get("tasks") if isinstance(found, dict) else None
+    return tasks if fits(tasks, Tasks) else None
+
+
 def _keep(folder: Path, result: dict[str, Any], totals: dict[str, SequenceTotals], another_way: str) -> None:
     held = folder / f"evaluation{another_way}.json"
     if not another_way:
-        before = runs.read_json(held) if held.exists() else {}
-        if before.get("tasks", {}).get("checkpoint") == result["checkpoint"]:  # measured by another command: it still holds
-            result["tasks"] = before["tasks"]
+        before = _tasks_in(held) if held.exists() else None
+        if before is not None and before["checkpoint"] == result["checkpoint"]:  # measured by another command: it still holds
+            result["tasks"] = before
         write_text(folder / runs.BY_SEQUENCE, json.dumps(totals, separators=(",", ":")) + "\n")  # on one line: small
     else:
         say(f"kept in {held}")

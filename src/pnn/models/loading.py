@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, cached_file, logging
 
@@ -29,8 +27,6 @@ from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, class_named, kind_of, language_class
 from pnn.progress import say
 
-# What from_pretrained raises over files that are not there, damaged, or of something else
-LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError)
 LONGEST = 2048  # where a model does not say how much it can take; lm-eval's own choice
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -259,9 +255,13 @@ def load_with_new_head(name: str | Path, config: PreTrainedConfig, auto: Any, se
 
 @contextmanager
 def _failing_as(name: str | Path, what: str) -> Iterator[None]:
+    """Whatever other libraries raise over files that are not there, damaged, or of something else: a config.json with text for
+    a number reaches deep into them before anybody minds."""
     try:
         yield
-    except LOADING_ERRORS as error:
+    except UserError:
+        raise
+    except Exception as error:
         raise UserError(f"{name}: cannot load a {what} ({first_line(error)})") from error
 
 

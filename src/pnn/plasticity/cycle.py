@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
-from pnn.files import write_json
+from pnn.files import let_go, write_json
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import Head, head_map, heads
 from pnn.plasticity.journal import Journal, Record
@@ -58,8 +58,11 @@ def cycle(
     cycle that was stopped: it takes the same model, text and settings. `tokenizer` is kept with the models, and a decoder that
     has one writes a sample at every evaluation."""
     run = _Cycle(model, text, Path(output), settings or CycleSettings(), tokenizer, name or model.config.model_type, quiet)
-    run.start(resume)
-    run.go_on()
+    try:
+        run.start(resume)
+        run.go_on()
+    finally:
+        let_go(run.journal.folder)
     return run.model
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
-from pnn.files import is_taken, point, remove_leftovers, room_on_disk, write_json, write_text
+from pnn.files import hold, is_taken, point, remove_leftovers, room_on_disk, write_json, write_text
 from pnn.plasticity.models import load, save
 from pnn.runs import read_json, read_metrics
 from pnn.training.tracking import environment
@@ -60,8 +60,11 @@ class Journal:
         """Claim a new folder, or read where a stopped cycle was. `defaults`: settings that there were not yet when it was begun
         had these."""
         held, state = self.folder / f"{self.kind}.json", self.folder / "state.json"
+        check_free(self.folder, resume)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        hold(self.folder)
         remove_leftovers(self.folder)
-        if check_free(self.folder, resume):
+        if check_free(self.folder, resume):  # again: another process may have been faster
             if not held.exists():
                 raise UserError(
                     f"cannot resume {self.folder}: it holds files but no {held.name}, so it is not a {self.kind}'s folder"
@@ -70,7 +73,6 @@ class Journal:
             if state.exists():
                 self._restore(read_json(state))
         else:
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_json(held, asked)  # first: by it a folder is known
         if not (self.folder / "environment.json").exists():
             write_json(self.folder / "environment.json", environment(asked["seed"], 1))

@@ -17,6 +17,7 @@ from pnn.kinds import Kind, of_result
 from pnn.results import CausalEvaluation, Evaluation, Json, MaskedEvaluation, Refining, SequenceTotals, median_speed
 from pnn.studies.registry import analysis_names
 
+BY_STEP = ("accuracy_by_step", "accuracy_by_step_interval", "loss_by_step")
 E = TypeVar("E", MaskedEvaluation, CausalEvaluation)
 
 
@@ -111,42 +112,48 @@ def _load(folder: Path, name: str) -> Run[Any]:
     config = runs.read_config(folder)
     if not (folder / "evaluation.json").exists():
         raise UserError(f"{folder} has no evaluation.json: let its training finish, or run `pnn evaluate {folder}`")
+    again = f"run `pnn evaluate {folder}` again"
     evaluation = runs.read_json(folder / "evaluation.json")
     needed = "perplexity" if config.kind.causal else "accuracy_by_step"
-    if needed not in evaluation:
-        raise UserError(f"{folder / 'evaluation.json'} holds no {needed}: run `pnn evaluate {folder}` again")
+    if isinstance(evaluation, dict) and needed not in evaluation:
+        raise UserError(f"{folder / 'evaluation.json'} holds no {needed}: {again}")
+    runs.read_result(folder / "evaluation.json", CausalEvaluation if config.kind.causal else MaskedEvaluation, again)
+    if not config.kind.causal and len({len(evaluation[key]) for key in BY_STEP}) > 1:
+        raise UserError(f"{folder / 'evaluation.json'} is damaged (its steps are not equally many): {again}")
     metrics = _read_metrics(folder)
     return Run(
         name=name,
         config=config,
         model=_if_there(folder / "checkpoints" / "best" / "config.json"),
-        environment=_if_there(folder / "environment.json") or {},
+        environment=_if_there(folder / "environment.json", dict[str, Any], "remove it to go on without") or {},
         metrics=metrics,
         evaluation=evaluation,
         seconds=next((row["seconds"] for row in reversed(metrics) if "seconds" in row), None),
         analyses={name: found for name in analysis_names() if (found := _if_there(folder / "analysis" / f"{name}.json"))},
-        by_sequence=_totals(folder, evaluation),
+        by_sequence=_totals(folder, evaluation, again),
         evidence=_if_there(folder / "experimental_results.json") or {},
         tokens=recorded(folder),
-        refining=_if_there(folder / runs.REFINING),
+        refining=_if_there(folder / runs.REFINING, Refining, again),
     )
 
 
-def _totals(folder: Path, evaluation: Evaluation) -> SequenceTotals | None:
+def _totals(folder: Path, evaluation: Evaluation, again: str) -> SequenceTotals | None:
     """The sequences' totals, if they are those of this evaluation."""
-    totals: SequenceTotals | None = (_if_there(folder / runs.BY_SEQUENCE) or {}).get("validation")
+    totals: SequenceTotals | None = (_if_there(folder / runs.BY_SEQUENCE, dict[str, SequenceTotals], again) or {}).get(
+        "validation"
+    )
     if totals is None or sum(totals["targets"]) != evaluation["targets"]:
         return None
     right = sum(totals["correct"]) / evaluation["targets"]
     return totals if abs(right - evaluation["accuracy"]) < 1e-9 else None
 
 
-def _if_there(path: Path) -> Any:
-    return runs.read_json(path) if path.exists() else None
+def _if_there(path: Path, kind: Any = Any, again: str = "") -> Any:
+    return runs.read_result(path, kind, again) if path.exists() else None
 
 
 def _read_metrics(folder: Path) -> list[Json]:
-    rows: list[Json] = [*runs.read_metrics(folder / "metrics.jsonl")]
+    rows: list[Json] = [*runs.read_metrics(folder / "metrics.jsonl", ["step"])]
     if not rows:
         raise UserError(f"{folder} has no metrics (metrics.jsonl is missing or empty): there is no training to report on")
     return rows

@@ -79,7 +79,7 @@ class Trainer:
         self.model = self._build()
         self.optimizer = make_optimizer(self.model, config.training)
         if self.is_main:
-            runs.claim(run, config)
+            runs.claim(run, config, resume)
         self.step = 0
         self.best_loss, self.best_step = math.inf, -1
         self.seconds = 0.0

@@ -9,6 +9,7 @@ import torch
 from pnn.config import RunConfig
 from pnn.errors import Stopped
 from pnn.evaluation.run import evaluate_run
+from pnn.files import let_go
 from pnn.progress import track
 from pnn.training.loop import Trainer
 
@@ -19,6 +20,7 @@ def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool
     try:
         return _train(Trainer(config, run, resume=resume, quiet=quiet))
     finally:
+        let_go(run)
         torch.set_num_threads(threads)  # what suited this run need not suit the next
 
 

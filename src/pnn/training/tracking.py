@@ -87,7 +87,8 @@ class Metrics:
 
     def __init__(self, path: Path, step: int):
         self.path = path
-        write_text(path, "".join(json.dumps(row) + "\n" for row in read_metrics(path) if row["step"] <= step))
+        before = [row for row in read_metrics(path, ["step"]) if row["step"] <= step]
+        write_text(path, "".join(json.dumps(row) + "\n" for row in before))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (open for the whole run)
 
     def write(self, row: dict[str, Any]) -> None:

@@ -159,10 +159,11 @@ def _start(folder: Path, sources: list[Source], plan: StudySettings) -> None:
         check_same(folder, before["settings"], asked["settings"], "study")
         for name, found in asked["models"].items():
             check_same(folder, before["models"][name], found, f"study of {name}")
-    for part in ("models", "scores", "arms", "speed", "claims", "figures"):
-        (folder / part).mkdir(parents=True, exist_ok=True)
     if not held.exists():
-        write_json(held, asked)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(held, asked)  # first: by it a folder is known
+    for part in ("models", "scores", "arms", "speed", "claims", "figures"):
+        (folder / part).mkdir(exist_ok=True)
     if not (folder / "environment.json").exists():
         write_json(folder / "environment.json", environment(0, 1))
     for bench in benches:
