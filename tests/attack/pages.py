@@ -1,5 +1,5 @@
 """The explorer's server under bad input: paths, methods, headers and bodies that no browser sends, and texts that a person
-could type. It must answer everything, with no fault of its own (5xx), still serve its page afterwards, and leave no file behind."""
+could type. It must answer everything, with no fault of its own (5xx), still serve its page afterwards, and leave no file."""
 
 from __future__ import annotations
 

@@ -96,8 +96,9 @@ def _two(attacked: Any, seed: int, count: int) -> Callable[[Path, Path], Tally]:
     return lambda place, folder: together(attacked, place, folder, seed, count)
 
 
-def run(todo: list[Part], jobs: int, root: Path) -> dict[str, Tally]:
-    """Every part in a process of its own, so many at a time. One that ends without a count has crashed: a traceback."""
+def run(todo: list[Part], jobs: int, root: Path, done: Callable[[str, Tally], None]) -> dict[str, Tally]:
+    """Every part in a process of its own, so many at a time. One that ends without a count has crashed: a traceback. `done` is
+    told of each attack that is whole."""
     place, found = root / "stage", {name: Tally() for name, _ in todo}
     left = {name: sum(name == one for one, _ in todo) for name in found}
     waiting = [(number, name, attack) for number, (name, attack) in enumerate(todo)]
@@ -126,6 +127,7 @@ def run(todo: list[Part], jobs: int, root: Path) -> dict[str, Tally]:
         shutil.rmtree(folder, ignore_errors=True)
         left[name] -= 1
         if not left[name]:
+            done(name, found[name])
             print(line(name, found[name]), flush=True)
             for example in found[name].wrong:
                 print("   ", example.replace("\n", "\n    "), flush=True)
@@ -149,16 +151,15 @@ def _part(attack: Callable[[Path, Path], Tally], place: Path, folder: Path) -> N
         os._exit(0)
 
 
-def record(path: Path, found: dict[str, Tally], seed: int, seconds: float) -> None:
-    """Counts of attacks that were not run now stay as they are."""
+def record(path: Path, name: str, tally: Tally, seed: int) -> None:
+    """Add one attack. Counts of the others stay as they are, if their seed was the same."""
     before = json.loads(path.read_text()) if path.exists() else {}
     kept = before.get("attacks", {}) if before.get("seed") == seed else {}
-    attacks = kept | {name: tally.as_json() for name, tally in found.items()}
+    attacks = kept | {name: tally.as_json()}
     everything = total(Tally(**one) for one in attacks.values()).as_json()
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=HERE).stdout.strip() or None
-    spent = round(seconds + (before.get("seconds", 0) if kept else 0))
     path.parent.mkdir(parents=True, exist_ok=True)
-    value = {"seed": seed, "commit": commit, "seconds": spent, "total": everything, "attacks": attacks}
+    value = {"seed": seed, "commit": commit, "total": everything, "attacks": attacks}
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -181,11 +182,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="attack-", dir=memory if os.access(memory, os.W_OK) else None) as folder:
         root = Path(folder)
         stage.build(root / "stage")
-        found = run(todo, asked.jobs, root)
+        keep = (
+            (lambda name, tally: None) if asked.slice else (lambda name, tally: record(asked.output, name, tally, asked.seed))
+        )
+        found = run(todo, asked.jobs, root, keep)
     everything = total(found.values())
     print(line("all", everything), f"in {time.monotonic() - started:.0f} s", flush=True)
-    if not asked.slice:
-        record(asked.output, found, asked.seed, time.monotonic() - started)
     if any(getattr(everything, kind) for kind in WRONG):
         sys.exit(1)
 
