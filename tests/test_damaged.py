@@ -187,6 +187,13 @@ def test_a_model_whose_config_has_other_values(tmp_path, key, value):
         load_model(tmp_path / "model")
 
 
+def test_an_update_that_breaks_the_weights_is_told(pnn_command, tiny_config, tmp_path):
+    config = tiny_config(training={"max_steps": 1, "learning_rate": 1.0e30, "warmup_steps": 0})
+    code, _, err = pnn_command("train", config, "--output", tmp_path / "run")
+    assert code == 2
+    assert "non-finite at step 1" in err
+
+
 # A study's first moment -----------------------------------------------------------------------------------------------
 
 

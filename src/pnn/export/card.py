@@ -188,8 +188,8 @@ class Known:
             hardware, versions = self.environment["hardware"], self.environment["versions"]
             device = ", ".join(hardware["gpus"]) or f"{hardware['cpu']}, {hardware['threads']} thread(s)"
             parts.append(f"Hardware: {device}. torch {versions['torch']}, transformers {versions['transformers']}.")
-            if self.environment.get("git"):
-                parts.append(f"Code: commit `{self.environment['git']['commit'][:12]}`.")
+            if git := self.environment.get("git"):
+                parts.append(f"Code: commit `{git['commit'][:12]}`.")
             elif "source_sha256" in self.environment:
                 parts.append(f"Code: source files with the digest `{self.environment['source_sha256'][:12]}`.")
         return " ".join(parts)

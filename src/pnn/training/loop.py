@@ -318,6 +318,11 @@ class Trainer:
     def _evaluate(self, metrics: Metrics | None) -> None:
         if self.is_main:
             measured = self._evaluation()
+            if not math.isfinite(measured["validation_loss"]):  # the last update broke the weights: no loss has shown it yet
+                raise UserError(
+                    f"the validation loss became non-finite at step {self.step}; {self._kept()}. "
+                    "A lower training.learning_rate usually helps."
+                )
             if measured["validation_loss"] < self.best_loss:
                 self.best_loss, self.best_step = measured["validation_loss"], self.step
             self._log(metrics, {"step": self.step, **measured})
