@@ -73,6 +73,31 @@ def test_a_run_that_another_process_began_meanwhile_is_not_begun_again(tmp_path)
         let_go(tmp_path)
 
 
+def test_a_kill_while_old_checkpoints_go_leaves_none_of_them(tiny_config, tmp_path, monkeypatch):
+    """The last thing that a run does with its checkpoints; nothing came after it that would have removed the rest."""
+    from pnn.config import load_config
+    from pnn.training import checkpoint
+    from pnn.training.run import train_run
+
+    class Killed(BaseException):
+        pass
+
+    def fatal(folder):
+        if len(list(folder.parent.glob("step-*"))) > 2 and folder.parent.joinpath("step-000006").exists():
+            raise Killed
+        removed(folder)
+
+    config = load_config(str(tiny_config(training={"max_steps": 6, "save_every": 2, "evaluate_every": 6})))
+    removed = checkpoint.remove_folder
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "remove_folder", fatal)
+        with pytest.raises(Killed):
+            train_run(config, tmp_path / "run", quiet=True)
+    train_run(config, tmp_path / "run", resume=True, quiet=True)
+    left = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert left == ["best", "last", "step-000004", "step-000006"]
+
+
 # Prepared text --------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +210,37 @@ def test_a_model_whose_config_has_other_values(tmp_path, key, value):
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(UserError, match="model"):
         load_model(tmp_path / "model")
+
+
+def test_a_reorganised_model_whose_heads_are_no_numbers(tmp_path):
+    from pnn.models.loading import load_model
+
+    shutil.copytree(FIXTURES / "pruned", tmp_path / "model")
+    (tmp_path / "model" / "checksums.json").unlink()
+    config = read(tmp_path / "model" / "config.json")
+    config["head_map"][0][0] = "0"
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="head_map"):
+        load_model(tmp_path / "model")
+
+
+def test_a_generation_config_that_cannot_be_used(pnn_command, tmp_path):
+    shutil.copytree(next((FIXTURES / "ddl" / "checkpoints").glob("step-*")), tmp_path / "model")
+    (tmp_path / "model" / "checksums.json").unlink(missing_ok=True)
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"bos_token_id": [None]}))
+    code, _, err = pnn_command("generate", tmp_path / "model", "the monk", "--max-new-tokens", 2)
+    assert code == 2, err
+    assert "generation_config.json" in err
+
+
+def test_a_checkpoint_whose_tokenizer_has_lost_its_mask(pnn_command, trained_run, tmp_path):
+    shutil.copytree(trained_run, tmp_path / "run", symlinks=True)
+    for step in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        (step / "checksums.json").unlink()
+        (step / "tokenizer_config.json").unlink()
+    code, _, err = pnn_command("evaluate", tmp_path / "run")
+    assert code == 2, err
+    assert "mask" in err
 
 
 def test_an_update_that_breaks_the_weights_is_told(pnn_command, tiny_config, tmp_path):

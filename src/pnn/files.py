@@ -113,6 +113,13 @@ def let_go(folder: Path) -> None:
         os.close(descriptor)
 
 
+def remove_folder(folder: Path) -> None:
+    """It is gone at once, or still whole: a kill leaves no half of it under its name."""
+    partial = _beside(folder)
+    os.rename(folder, partial)
+    shutil.rmtree(partial)
+
+
 def _cannot_make(target: Path, error: OSError) -> UserError:
     """In the name that was asked for: nobody knows the partial one."""
     return UserError(f"cannot make the folder {target} ({error.strerror}): choose a place where folders can be made")

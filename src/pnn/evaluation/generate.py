@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.data.tokenizers import end_of_text
-from pnn.errors import UserError
+from pnn.errors import UserError, first_line
 from pnn.models.loading import Loaded, longest_input
 
 
@@ -38,14 +38,22 @@ def continue_texts(
         padded = torch.tensor([[filler] * (longest - len(row)) + row for row in part], device=model.device)
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in part], device=model.device)
         with torch.autocast(model.device.type, loaded.precision, enabled=loaded.precision != torch.float32):
-            made: Any = model.generate(
-                padded,
-                attention_mask=mask,
-                max_new_tokens=max_new_tokens,
-                eos_token_id=end_of_text(tokenizer),
-                pad_token_id=filler,
-                **settings,
-            )
+            try:
+                made: Any = model.generate(
+                    padded,
+                    attention_mask=mask,
+                    max_new_tokens=max_new_tokens,
+                    eos_token_id=end_of_text(tokenizer),
+                    pad_token_id=filler,
+                    **settings,
+                )
+            except (
+                TypeError,
+                ValueError,
+                AttributeError,
+            ) as error:  # what else it is told stands in a file of the model's folder
+                told = f"cannot generate with its generation_config.json ({first_line(error)})"
+                raise UserError(f"{loaded.checkpoint}: {told}") from error
         for prompt, before, added in zip(prompts[at : at + batch_size], part, made[:, longest:].tolist(), strict=True):
             out.append({"prompt": prompt, "continuation": _continuation(tokenizer, prompt, before, added)})
     return out

@@ -20,6 +20,7 @@ from pnn.config import EvaluationConfig, EvaluationSet
 from pnn.data import run_tokens
 from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, prepare_source
+from pnn.data.tokenizers import check_masks
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
@@ -57,6 +58,7 @@ def evaluate_run(
     elif not kind.ours:
         raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is none of our models, and no decoder")
     else:
+        check_masks(loaded.tokenizer, str(loaded.checkpoint))
         check_num_steps(loaded.model, num_steps)
         if stride is not None:
             raise UserError("--stride: windows are a decoder's; masked models read whole lines")

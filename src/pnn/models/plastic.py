@@ -73,6 +73,8 @@ class PlasticConfig(PreTrainedConfig):
             config = AutoConfig.for_model(values.pop("model_type"), **values)
         except KeyError as error:
             raise ValueError(f"a reorganised model without its original's config ({error})") from None
+        if not all(isinstance(index, int) and index >= 0 for row in self.head_map for index in row):
+            raise ValueError("a head_map that is no list of heads for each layer")
         config.head_map = self.head_map
         config.neuron_map = None if self.neuron_map is None else [of_ranges(row) for row in self.neuron_map]
         config.gone_layers = self.gone_layers

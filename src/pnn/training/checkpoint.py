@@ -10,7 +10,6 @@ step. Every file has a checksum, compared before it is read.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
-from pnn.files import new_folder, write_checksums, write_json
+from pnn.files import new_folder, remove_folder, write_checksums, write_json
 from pnn.models.loading import check_finite, save_tokenizer
 from pnn.runs import read_json, verify_checkpoint
 from pnn.training.optim import with_average
@@ -129,4 +128,4 @@ def rotate(checkpoints: Path, keep: int) -> None:
     pointed = {(checkpoints / name).resolve() for name in ("best", "last")}
     for folder in sorted(checkpoints.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))[:-keep]:
         if folder.resolve() not in pointed:
-            shutil.rmtree(folder)
+            remove_folder(folder)

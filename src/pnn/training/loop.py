@@ -154,6 +154,8 @@ class Trainer:
         self.step, self.seconds = state["step"], state["seconds"]
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         self.best_step = state["best_step"]
+        if self.is_main:  # a kill may have come before older ones were removed
+            checkpoint.rotate(self.run / "checkpoints", self.config.training.keep_checkpoints)
         return state["stream_position"]
 
     def _text(self) -> list[Any]:
