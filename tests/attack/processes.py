@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LONGEST = 120.0  # seconds: a command that takes longer hangs. The longest takes two, on an idle machine
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "attack.serialize"}
@@ -184,13 +184,15 @@ def adopt_orphans() -> None:
 class Job:
     """What `pnn.training.jobs` starts as a new Python, forked: the same command, less four seconds of imports."""
 
-    def __init__(self, words: list[str]):
+    def __init__(self, words: list[str], log: IO[bytes]):
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.dup2(log.fileno(), 2)
+                sys.stdout = sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  (for as long as it lives)
                 code = command(*words)()
             except BaseException:
                 traceback.print_exc()

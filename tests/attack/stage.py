@@ -85,7 +85,7 @@ COMMANDS = [
     Attacked("sweep", ["sweep", "tiny.yaml", "--over", "training.learning_rate=1e-3,2e-3", "--jobs", 1, "--output", "out"]),
     Attacked(
         "quickstart",
-        ["quickstart", "--output", "out", *(word for one in SMALL for word in ("--set", one))],
+        ["quickstart", "--output", "out", *SMALL],
         kills=1,
         side_by_side=True,
     ),
@@ -110,7 +110,7 @@ def quick() -> None:
 
     measure.SECONDS = 0.0
     jobs.POLL = 0.002
-    jobs.Job.start = lambda self, threads, log: Job(words_of(self))  # type: ignore[assignment, method-assign, return-value]
+    jobs.Job.start = lambda self, threads, log: Job(words_of(self), log)  # type: ignore[assignment, method-assign, return-value]
     matplotlib.figure.Figure.savefig = _undrawn
 
 
