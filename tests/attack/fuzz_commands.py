@@ -67,6 +67,7 @@ WORDS += [
 ]
 LONG = {
     "quickstart",
+    "shrink",
     "bench",
     "explore",
     "sweep",
