@@ -69,6 +69,9 @@ def main() -> None:
         units.append({name: value.clone() for name, value in model.base_model.criterion.state_dict().items()})
     ways = {"all steps": Way()} | {f"{steps} steps": Way(num_steps=steps) for steps in range(model.config.num_steps - 1, 0, -1)}
     ways |= {f"change {limit}": Way({"criterion": "change", "threshold": limit}) for limit in CHANGES}
+    for steps in range(model.config.num_steps, 2, -1):
+        for k in range(1, steps - 1):
+            ways[f"{steps} steps, context {k}"] = Way({"criterion": "context", "min_steps": k}, num_steps=steps)
     learned = {"criterion": "learned", "threshold": 0.5}
     ways |= {f"learned, seed {seed}": Way(learned, unit=unit) for seed, unit in enumerate(units)}
     tokens, sequences = held_out(asked.run, config.data, loaded.tokenizer, track)
@@ -86,7 +89,7 @@ def main() -> None:
     whole = statistics.median(seconds["all steps"])
     for name, row in rows.items():
         row["speed"] = whole / statistics.median(seconds[name])
-        print(f"{name:16} {json.dumps(row)}")
+        print(f"{name:20} {json.dumps(row)}")
     write_json(asked.out, {"run": config.name, "cost": asked.cost, "ways": rows} | machine())
 
 
@@ -119,7 +122,8 @@ def measured(model: MaskedLMBase, batches: list[tuple[PackedBatch, Tensor, Tenso
         if way.halt:
             borders, asked = (to_device(x, model.device) for x in (batch.cu_seqlens, at))
             ids = to_device(batch.input_ids, model.device)[None]
-            out = model.base_model(ids, cu_seqlens=borders, last_at=asked, halt=way.halt, read_out=model.read_out)
+            how = {"num_steps": way.num_steps, "halt": way.halt, "read_out": model.read_out}
+            out = model.base_model(ids, cu_seqlens=borders, last_at=asked, **how)
             taken.append(out.halted_at[0].float())
             taken_at.append(out.halted_at[0, asked].float())
     row = {"accuracy": right / count, "targets": count}

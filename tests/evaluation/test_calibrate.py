@@ -104,7 +104,10 @@ def test_halting_is_measured_as_fewer_steps_are(shaken, monkeypatch):
     monkeypatch.setattr(room, "SECONDS", 0.01)
     found = calibrate(shaken, Lines(60), np.arange(60), 0.5, mask_probability=0.3)
     halting = [row for row in found["rows"] if row["changes"]["halt"] is not None]
-    assert {row["changes"]["halt"]["criterion"] for row in halting} == {"change", "confidence"}  # it has no learned unit
+    found_by = {row["changes"]["halt"]["criterion"] for row in halting}
+    assert found_by == {"change", "confidence", "context"}  # it has no learned unit
+    changes = [row["changes"] for row in halting if row["changes"]["halt"]["criterion"] == "context"]
+    assert [(one["num_steps"], one["halt"]["min_steps"]) for one in changes] == [(4, 1), (4, 2), (3, 1)]
     by_change = [row for row in halting if row["changes"]["halt"]["criterion"] == "change"]
     assert len(by_change) == len(room.SETTLED)
     spent = [row["flops_share"] for row in sorted(by_change, key=lambda row: row["changes"]["halt"]["threshold"])]

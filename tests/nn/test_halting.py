@@ -127,6 +127,33 @@ def test_what_halts_is_what_a_plain_loop_leaves(form, criterion):
 
 
 @every_form
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("buckets", [False, True])
+def test_context_stops_after_so_many_steps(form, steps, buckets, monkeypatch):
+    """What nobody asks for keeps its state; what is asked for goes on, and reads it. Also in the sizes that a GPU takes."""
+    monkeypatch.setattr(live, "exact_sizes", lambda device: not buckets)
+    model = build("pnn_equations", **{"num_steps": None if "schedule" in FORMS[form] else 5, **FORMS[form]})
+    size = period(model.config.schedule)
+    halt = {"criterion": "context", "min_steps": size * steps if size * steps < model.config.num_steps else size}
+    ids, mask, packed, borders = some_batch()
+    asked = torch.zeros(packed.shape[1], dtype=torch.bool).index_fill(0, AT, True)
+    with torch.no_grad():
+        ours = model.encoder(packed, cu_seqlens=borders, last_at=AT, halt=halt)
+        everything = model.encoder(packed, cu_seqlens=borders, halt=halt)  # all are asked for: nobody halts
+        assert torch.equal(everything.last_hidden_state, model.encoder(packed, cu_seqlens=borders).last_hidden_state)
+        goes_on = torch.zeros_like(mask, dtype=torch.bool).masked_scatter(mask.bool(), asked)
+        tokens = model.encoder.embeddings.token(ids)
+        positions, layout = arrange(tokens, mask, None, None, model.config)
+        h = model.encoder.embeddings(tokens, positions)
+        for step, number in enumerate(model.config.schedule, 1):
+            new = h + model.encoder.refiners[number].refine(h, layout).delta
+            h = new if step <= halt["min_steps"] else torch.where(goes_on[..., None], new, h)
+    assert torch.allclose(ours.last_hidden_state[0], h[goes_on], atol=1e-5)
+    assert ours.halted_at[0, asked].unique().tolist() == [model.config.num_steps]
+    assert ours.halted_at[0, ~asked].unique().tolist() == [halt["min_steps"]]
+
+
+@every_form
 @pytest.mark.parametrize("criterion", ["drawn", "change", "confidence"])
 def test_asked_tokens_are_the_same_when_what_is_of_no_use_to_them_stops(form, criterion):
     model = halting(form, criterion)
@@ -344,7 +371,9 @@ def test_a_fresh_model_has_a_unit_that_is_told_to_go_on():
         ({"criterion": "change", "threshold": float("nan")}, {}, "must be above zero"),
         ({"criterion": "change", "threshold": "high"}, {}, "threshold='high' is no number"),
         ({"criterion": "learned", "threshold": 1.5}, {}, "learned never exceeds 1"),
-        ({"criterion": "mood", "threshold": 0.5}, {}, "criterion='mood' is none of change, confidence, learned"),
+        ({"criterion": "mood", "threshold": 0.5}, {}, "criterion='mood' is none of change, confidence, learned, context"),
+        ({"threshold": 0.5}, {}, "halt needs a criterion"),
+        ({"criterion": "context", "min_steps": 4}, {}, "no token would ever halt"),
         ({"criterion": "change"}, {}, "halt needs a threshold"),
         ({"criterion": "change", "threshold": 0.1, "patience": 2}, {}, "halt has no key 'patience'"),
         ({"criterion": "change", "threshold": 0.1, "min_steps": 0}, {}, "min_steps=0 must be 1 or more"),

@@ -46,7 +46,7 @@ from pnn.nn.packing import only_at
 from pnn.numbers import count
 from pnn.results import Json
 from pnn.runs import read_json
-from pnn.schedule import drawn_from
+from pnn.schedule import drawn_from, period
 from pnn.stats import ratio_interval
 from pnn.turns import take_turns
 
@@ -99,7 +99,15 @@ def halting_settings(model: MaskedLMBase, batch: Batch) -> list[Setting]:
     found = []
     with in_force(model, every):
         out = encoder(**_inputs(model, batch), output_states=True, halt=False)
+        for fewer in settings(config):
+            steps = fewer.changes["num_steps"]
+            for k in range(1, steps - 1):  # of the last step nothing but masked tokens is computed anyway
+                if k % period(config.schedule) == 0:
+                    halt = {"criterion": "context", "min_steps": k}
+                    found.append(Setting(fewer.changes | {"halt": halt}, f"{_steps(steps)}, {k} for the unmasked"))
         for name, criterion_class in CRITERIA.items():
+            if not criterion_class.measures:
+                continue
             criterion = encoder.criterion if type(encoder.criterion) is criterion_class else criterion_class(config.hidden_size)
             if name == "learned" and criterion is not encoder.criterion:
                 continue  # there is none in this model

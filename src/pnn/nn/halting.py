@@ -5,6 +5,7 @@
     change        it settles where  ‖hᵗ − hᵗ⁻¹‖ / ‖hᵗ‖ ≤ threshold
     confidence    where  max softmax(head(hᵗ)) ≥ threshold, of the tokens that are read
     learned       where  σ(w·hᵗ + b) ≥ threshold
+    context       after `min_steps` steps, if nobody asks for it: masked tokens go on, and read their context as it is then
 
 Others go on reading a token that has halted. Saved work is saved time: see `nn/live`. As long as nobody has halted, steps are
 those of a model that never halts, to the bit. With several refiners a token halts after a whole round of them.
@@ -16,7 +17,7 @@ the draw were p itself, and every step that a live token takes has a cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -38,6 +39,7 @@ class Criterion(nn.Module):
     when_below: ClassVar[bool] = False  # a token settles at or below the threshold, or at or above it
     most: ClassVar[float | None] = 1.0  # what thresholds must not exceed
     reads: ClassVar[bool] = False  # it asks the head, of tokens that are read: others cannot halt
+    measures: ClassVar[bool] = True  # or it goes by what is asked for alone, without a threshold
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -79,7 +81,18 @@ class Learned(Criterion):
         return torch.sigmoid((after.float() * self.weight.float()).sum(-1) + self.bias.float())
 
 
-CRITERIA: dict[str, type[Criterion]] = {"change": Change, "confidence": Confidence, "learned": Learned}
+class Context(Criterion):
+    """Who halts is known before the pass: nothing is measured, and a GPU waits once."""
+
+    measures = False
+
+
+CRITERIA: dict[str, type[Criterion]] = {
+    "change": Change,
+    "confidence": Confidence,
+    "learned": Learned,
+    "context": Context,
+}
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
@@ -89,7 +102,7 @@ class Halt:
     """When tokens halt, as a model's config says it: `{"criterion": "change", "threshold": 0.05}`."""
 
     criterion: str
-    threshold: float
+    threshold: float = 0.5  # "context" has none
     min_steps: int = 1  # nobody halts before
     cost: float = 0.0  # of a step of one token, in the loss's unit, while a learned unit is trained
 
@@ -100,8 +113,10 @@ class Halt:
             known = [field.name for field in fields(Halt)]
             if unknown := sorted(set(given) - set(known)):
                 raise ValueError(f"halt has no key {unknown[0]!r}: it takes {', '.join(known)}")
-            if missing := [name for name in known[:2] if name not in given]:
-                raise ValueError(f"halt needs a {missing[0]}")
+            if "criterion" not in given:
+                raise ValueError("halt needs a criterion")
+            if "threshold" not in given and CRITERIA.get(given["criterion"], Context).measures:
+                raise ValueError("halt needs a threshold")
             given = Halt(**given)
         if given.criterion not in CRITERIA:
             raise ValueError(f"halt: criterion={given.criterion!r} is none of {', '.join(CRITERIA)}")
@@ -129,7 +144,10 @@ class Halt:
             raise ValueError(f"halt: min_steps={self.min_steps}, but there are {steps} steps: no token would ever halt")
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "cost" or value}
+        unused = {"cost"} if not self.cost else set()
+        if not CRITERIA[self.criterion].measures:
+            unused.add("threshold")
+        return {key: value for key, value in asdict(self).items() if key not in unused}
 
 
 @dataclass(frozen=True)
@@ -179,7 +197,7 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
             h = refiner(h, layout)
             taken = taken + live
         else:
-            if last and at is not None:
+            if last and at is not None and rule.criterion.measures:
                 live, beside = live & asked, beside | (live & ~asked)
                 chosen = choose(live, beside & places.in_use(live), places)
             if len(chosen.here):
@@ -189,7 +207,16 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
                 h = h.flatten(0, 1).index_copy(0, chosen.here, new.to(h.dtype)).view_as(h)
                 taken = taken + live
         states.append(h)
-        if rule.may_halt_after(step, len(refiners)):
+        if not rule.may_halt_after(step, len(refiners)):
+            continue
+        if not rule.criterion.measures:
+            if chosen is not None:  # a round ago: keys and values of the others are there
+                chosen = replace(chosen, beside=chosen.beside[:0])
+            elif at is not None:
+                beside = live & ~asked & places.in_use(asked)
+                live = live & asked
+                chosen = choose(live, beside, places)
+        else:
             stop = live & _settled(rule, before, h, at, chosen, live)
             if chosen is not None or bool(stop.any()):
                 going = live & ~stop
