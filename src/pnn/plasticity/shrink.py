@@ -16,6 +16,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError, did_you_mean
+from pnn.files import let_go
 from pnn.models.registry import kind_of
 from pnn.numbers import per_cent
 from pnn.plasticity.architectures import KINDS, architecture_of
@@ -114,44 +115,47 @@ def shrink(
         **asdict(settings),
         "kinds": list(settings.kinds),
     }
-    journal.start(asked, resume, {"repair": False, "teacher": "none"})
-    now = original if journal.kept is None else journal.read_model().to(original.device)
+    try:
+        journal.start(asked, resume, {"repair": False, "teacher": "none"})
+        now = original if journal.kept is None else journal.read_model().to(original.device)
 
-    def tell(line: str) -> None:
-        if not quiet:
-            say(line)
+        def tell(line: str) -> None:
+            if not quiet:
+                say(line)
 
-    if journal.done:
-        tell(f"going on after {journal.done} of {len(PHASES)} phases")
-    while journal.done < len(PHASES):
-        phase = PHASES[journal.done]
-        if phase == "initial":
-            found = measure(original, text)
-            journal.record("initial", **found, units=_counts(original))
-            tell(f"{found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
-        elif phase == "pruning":
-            gone = _choose(original, text, settings, length)
-            smaller = prune(original, gone)
-            if settings.repair:
-                smaller = repair(smaller, original, calibration(text, plan, 1))
-            now = journal.keep("round-1-pruned", smaller, tokenizer)
-            found = measure(now, text)
-            lost = Counter(unit.kind for unit in gone)
-            journal.record("pruning", pruned=dict(lost), **found, units=_counts(now))
-            what = ", ".join(f"{lost[kind]:,} {kind}{'s' * (lost[kind] != 1)}" for kind in KINDS if lost[kind])
-            tell(f"pruned {what}: {found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
-        else:
-            with Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
-                for step, loss, held in learn_round(now, [], text, plan, 1, original):
-                    journal.record("training", step=step, train_loss=loss)
-                    bars.update("learning", step, f"loss {loss:.3f}")
-                    if held is not None:
-                        journal.record("evaluation", step=step, **held)
-            now = journal.keep("round-1-learned", now, tokenizer)
-            found = measure(now, text)
-            journal.record("final", **found, units=_counts(now))
-            tell(f"perplexity {found['perplexity']:.3f} after {plan.learn_steps} updates")
-        journal.finish_phase(ends_round=phase == PHASES[-1])
+        if journal.done:
+            tell(f"going on after {journal.done} of {len(PHASES)} phases")
+        while journal.done < len(PHASES):
+            phase = PHASES[journal.done]
+            if phase == "initial":
+                found = measure(original, text)
+                journal.record("initial", **found, units=_counts(original))
+                tell(f"{found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
+            elif phase == "pruning":
+                gone = _choose(original, text, settings, length)
+                smaller = prune(original, gone)
+                if settings.repair:
+                    smaller = repair(smaller, original, calibration(text, plan, 1))
+                now = journal.keep("round-1-pruned", smaller, tokenizer)
+                found = measure(now, text)
+                lost = Counter(unit.kind for unit in gone)
+                journal.record("pruning", pruned=dict(lost), **found, units=_counts(now))
+                what = ", ".join(f"{lost[kind]:,} {kind}{'s' * (lost[kind] != 1)}" for kind in KINDS if lost[kind])
+                tell(f"pruned {what}: {found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
+            else:
+                with Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
+                    for step, loss, held in learn_round(now, [], text, plan, 1, original):
+                        journal.record("training", step=step, train_loss=loss)
+                        bars.update("learning", step, f"loss {loss:.3f}")
+                        if held is not None:
+                            journal.record("evaluation", step=step, **held)
+                now = journal.keep("round-1-learned", now, tokenizer)
+                found = measure(now, text)
+                journal.record("final", **found, units=_counts(now))
+                tell(f"perplexity {found['perplexity']:.3f} after {plan.learn_steps} updates")
+            journal.finish_phase(ends_round=phase == PHASES[-1])
+    finally:
+        let_go(journal.folder)
     return now, _summary(original, now, journal, text, settings, name)
 
 
