@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from pnn.export.loading import open_for_export
 from pnn.export.remote_code import flattened
 from pnn.export.run import export_run
-from pnn.models.registry import ENTRIES
+from pnn.models.registry import ENTRIES, IMAGES
 
 # A process that cannot import this package: what people have who only installed transformers
 STRANGER = """
@@ -94,9 +94,9 @@ def test_people_without_the_package_get_the_same_logits(checkpoints, tmp_path, m
         assert expected["logits"].std() > 1e-3  # not all alike
 
 
-@pytest.mark.parametrize("kind", ENTRIES)
+@pytest.mark.parametrize("kind", [*ENTRIES, "pnn_image"])
 def test_remote_code_needs_nothing_of_ours(kind):
-    files = flattened(ENTRIES[kind].config.__module__)
+    files = flattened((IMAGES if kind == "pnn_image" else ENTRIES[kind]).config.__module__)
     for name, text in files.items():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ImportFrom) and node.level:
@@ -105,7 +105,7 @@ def test_remote_code_needs_nothing_of_ours(kind):
                 modules = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
                 assert not any(module.split(".")[0] in ("pnn", "triton") for module in modules), name
     assert "nn_fast" in files
-    assert ("nn_refiner" in files) == (kind in ("pnn", "pnn_causal"))  # only what is needed
+    assert ("nn_refiner" in files) == (kind in ("pnn", "pnn_causal", "pnn_image"))  # only what is needed
 
 
 def test_a_plain_folder_has_the_model_the_tokenizer_and_a_card(pnn_command, trained_run, tmp_path):

@@ -48,15 +48,17 @@ def check_ours(model: PreTrainedModel) -> None:
 def write_remote_code(folder: Path, model: PreTrainedModel) -> None:
     """Put the code beside an exported model and say so in its config.json."""
     entry = ENTRIES[kind_of(model).type]
-    module = entry.config.__module__
-    for name, text in flattened(module).items():
-        write_text(folder / f"{name}.py", text)
-    classes = {
-        auto.__name__: f"{file_name(module)}.{one.__name__}"
-        for auto, one in {AutoConfig: entry.config, **entry.classes}.items()
-    }
-    config: dict[str, Any] = read_json(folder / "config.json")
-    write_json(folder / "config.json", {**config, "auto_map": classes})
+    write_code(folder, "config.json", {AutoConfig: entry.config, **entry.classes})
+
+
+def write_code(folder: Path, file: str, classes: dict[Any, type]) -> None:
+    """Put the code of these classes into a folder, and name them by their Auto class in this JSON file of it."""
+    for module in {one.__module__ for one in classes.values()}:
+        for name, text in flattened(module).items():
+            write_text(folder / f"{name}.py", text)
+    names = {auto.__name__: f"{file_name(one.__module__)}.{one.__name__}" for auto, one in classes.items()}
+    values: dict[str, Any] = read_json(folder / file)
+    write_json(folder / file, {**values, "auto_map": names})
 
 
 def flattened(module: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pnn.models.bert import (
     BertBaselineModel,
 )
 from pnn.models.ddl import DDLConfig, DDLForCausalLM, DDLForSequenceClassification, DDLModel
+from pnn.models.image_processor import PNNImageProcessor
 from pnn.models.last_loss import LastLoss
 from pnn.models.pnn import (
     PNNConfig,
@@ -22,6 +23,7 @@ from pnn.models.pnn import (
     PNNModel,
 )
 from pnn.models.pnn_causal import PNNCausalConfig, PNNCausalForSequenceClassification, PNNCausalModel, PNNForCausalLM
+from pnn.models.pnn_image import PNNForImageClassification, PNNImageConfig, PNNImageModel
 
 __all__ = [
     "BertBaselineConfig",
@@ -41,10 +43,14 @@ __all__ = [
     "PNNCausalModel",
     "PNNConfig",
     "PNNForCausalLM",
+    "PNNForImageClassification",
     "PNNForMaskedLM",
     "PNNForMultipleChoice",
     "PNNForQuestionAnswering",
     "PNNForSequenceClassification",
     "PNNForTokenClassification",
+    "PNNImageConfig",
+    "PNNImageModel",
+    "PNNImageProcessor",
     "PNNModel",
 ]

@@ -13,8 +13,10 @@ from typing import Any
 from torch import nn
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
@@ -37,6 +39,7 @@ from pnn.models.bert import (
     BertBaselineModel,
 )
 from pnn.models.ddl import DDLConfig, DDLForCausalLM, DDLForSequenceClassification, DDLModel
+from pnn.models.image_processor import PNNImageProcessor
 from pnn.models.plastic import PlasticConfig
 from pnn.models.pnn import (
     PNNConfig,
@@ -48,6 +51,7 @@ from pnn.models.pnn import (
     PNNModel,
 )
 from pnn.models.pnn_causal import PNNCausalConfig, PNNCausalForSequenceClassification, PNNCausalModel, PNNForCausalLM
+from pnn.models.pnn_image import PNNForImageClassification, PNNImageConfig, PNNImageModel
 from pnn.nn.updates import UPDATES
 from pnn.schedule import parts_of
 
@@ -151,6 +155,13 @@ ENTRIES = {
     ),
 }
 
+# Not a kind of the table above: commands, evaluation and plasticity read text. `pnn/images` trains and saves it.
+IMAGES = Entry(
+    PNNImageConfig,
+    {AutoModel: PNNImageModel, AutoModelForImageClassification: PNNForImageClassification},
+    lambda config: f"{_of_refiners(config)} Its tokens are the patches of an image.",
+)
+
 
 def register(config: type[PreTrainedConfig], classes: dict[Any, type[PreTrainedModel]]) -> None:
     AutoConfig.register(config.model_type, config, exist_ok=True)
@@ -158,8 +169,9 @@ def register(config: type[PreTrainedConfig], classes: dict[Any, type[PreTrainedM
         auto.register(config, model, exist_ok=True)
 
 
-for _entry in ENTRIES.values():
+for _entry in (*ENTRIES.values(), IMAGES):
     register(_entry.config, _entry.classes)
+AutoImageProcessor.register(IMAGES.config, image_processor_classes={"pil": PNNImageProcessor}, exist_ok=True)
 
 
 def kind_of(subject: PreTrainedModel | PreTrainedConfig) -> Kind:
