@@ -56,6 +56,7 @@ def test_every_idea_has_one():
     assert [path.stem for path in NOTEBOOKS] == [
         "analyse_gates",
         "explore_data",
+        "images",
         "prune_and_grow",
         "rewrite_a_state",
         "start_here",

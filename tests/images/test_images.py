@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -243,6 +246,17 @@ def test_a_folder_of_images(digits, tmp_path):
         from_folder(tmp_path / "one", PROCESSOR)
 
 
+def test_the_example(digits, tmp_path, capsys):
+    path = Path(__file__).parents[2] / "examples" / "images.py"
+    spec = importlib.util.spec_from_file_location("images_example", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    some = digits.at(torch.cat([(digits.labels == one).nonzero()[:3, 0] for one in range(2)]))
+    example.main(str(folder_of(tmp_path / "own", some)), str(tmp_path / "out"), epochs=1)
+    assert capsys.readouterr().out.count("of 2 held-out images told right") == 5
+    assert pipeline("image-classification", str(tmp_path / "out"))(str(tmp_path / "own" / "0" / "0000.png"))[0]["label"] in "01"
+
+
 def test_a_pipeline_with_the_package(trained, tmp_path):
     model, held_out, _ = trained
     model.config.id2label = dict(enumerate(["zero", "one", "two", "three"]))
@@ -263,6 +277,19 @@ def test_a_pipeline_with_the_package(trained, tmp_path):
     assert "zero, one, two, three" in card
     with pytest.raises(UserError, match="exists already"):
         save(model, tmp_path / "digits")
+
+
+def test_the_readme_of_the_results_says_what_was_measured():
+    folder = Path(__file__).parents[2] / "results" / "images"
+    scripts = runpy.run_path(str(folder / "run.py"))
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    assert scripts["table"](result) in (folder / "README.md").read_text(encoding="utf-8")
+    assert (result["model"], result["recipe"]) == (scripts["CONFIG"], scripts["RECIPE"])
+    sizes = {name: make().num_parameters() for name, make in scripts["arms"]().items()}
+    assert sizes == {row["name"]: row["parameters"] for row in result["rows"]}
+    first, second, third = sizes.values()
+    assert second == pytest.approx(first, rel=0.1)
+    assert third > 3 * first
 
 
 STRANGER = """
