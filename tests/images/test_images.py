@@ -92,6 +92,13 @@ def test_the_loss_is_that_of_every_step_and_gradients_reach_everything(update):
     assert torch.allclose(model(x, num_steps=1).logits, by_step[1], atol=1e-5)
 
 
+def test_a_repeated_part_and_random_steps_are_the_encoders():
+    model, x = small(schedule=[0, 1, 2], num_steps=3, repeat=[1, 2], random_steps=[3, 5]), torch.rand(2, 1, 8, 8)
+    assert len(model(x, num_steps=6, output_states=True).states) == 7
+    model.train()
+    assert {len(model(x, labels=torch.tensor([0, 1])).step_losses) for _ in range(40)} == {3, 4, 5}
+
+
 def test_the_refiners_are_the_encoders():
     """Given the patches' embeddings, a PNN for text with these weights has the same states."""
     model = small()
@@ -115,6 +122,7 @@ def test_the_refiners_are_the_encoders():
         ({"patch_size": 0}, "above zero"),
         ({"num_channels": 2}, "grey"),
         ({"positions": "rotary"}, "learned positions"),
+        ({"halt": {"criterion": "change", "threshold": 0.05}}, "take all steps"),
         ({"max_position_embeddings": 9}, "max_position_embeddings=5"),
     ],
 )

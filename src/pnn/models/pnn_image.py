@@ -64,6 +64,8 @@ class PNNImageConfig(PNNConfig):
             raise ValueError(f"num_channels={self.num_channels}: images are grey (1) or coloured (3)")
         if self.positions != "learned":
             raise ValueError(f'positions="{self.positions}": patches lie in a plane, and have learned positions')
+        if self.halt is not None:
+            raise ValueError("halt: the patches of an image take all steps; num_steps says how many")
         tokens = 1 + (size // patch) ** 2
         if (self.vocab_size, self.max_position_embeddings) != (1, tokens):
             raise ValueError(f"an image of {tokens - 1} patches has vocab_size=1 and max_position_embeddings={tokens}")
