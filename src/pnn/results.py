@@ -105,6 +105,7 @@ class Row(TypedDict):
     masked: bool
     answer: NotRequired[str]  # behind the mask, where it is known
     cells: list[Cell]  # after steps 0 … T
+    stopped: NotRequired[int]  # after how many steps the token halts, where the model lets tokens halt
 
 
 class Refining(TypedDict):

@@ -11,6 +11,7 @@ from pnn.evaluation.fill import fill
 from pnn.evaluation.refining import refining
 from pnn.models.bert import BertBaselineConfig, BertBaselineForMaskedLM
 from pnn.models.loading import Loaded, load_run
+from pnn.report.refining import grid
 
 TEXT = "the fox of avon wore amber hats . it has old [MASK] boots ."
 
@@ -43,6 +44,16 @@ def test_gates_are_those_of_the_model_and_rows_the_words_of_the_text(loaded):
         {"mean": gate.mean().item(), "lowest": gate.min().item(), "highest": gate.max().item()}, abs=1e-5
     )
     assert "gate" not in found["rows"][2]["cells"][0]
+
+
+def test_where_tokens_halt_the_grid_says_when(loaded, monkeypatch):
+    assert "stopped" not in refining(loaded, TEXT)["rows"][0]
+    monkeypatch.setattr(loaded.model.config, "halt", {"criterion": "context", "min_steps": 2})
+    found = refining(loaded, TEXT)
+    assert [row["stopped"] for row in found["rows"]] == [4 if row["masked"] else 2 for row in found["rows"]]
+    page = str(grid(found, "a model"))
+    assert page.count('class="stopped"') == len(found["rows"])
+    assert "A bar: in use the token stops after that step." in page
 
 
 def test_a_bert_is_read_after_its_layers_and_has_no_gates(loaded):

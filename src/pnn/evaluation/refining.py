@@ -59,6 +59,7 @@ def _grid(loaded: LoadedRun, ids: list[int], num_steps: int | None, top: int) ->
             input_ids=torch.tensor([ids], device=model.device), num_steps=num_steps, output_states=True, output_gates=True
         )
         read = [best_tokens(model, h[0], top) for h in out.states]
+        stops = _stops(model, ids, tokenizer.mask_token_id)
     gates = [_gates(gate[0]) for gate in out.gates]
     word = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))
     best = [list(zip(found.tolist(), chances.tolist(), strict=True)) for found, chances in read]
@@ -73,11 +74,25 @@ def _grid(loaded: LoadedRun, ids: list[int], num_steps: int | None, top: int) ->
             if t > 0 and gates:
                 cell["gate"] = gates[t - 1][at]
             cells.append(cell)
-        rows.append({"token": word(token), "masked": token == tokenizer.mask_token_id, "cells": cells})
+        row: Row = {"token": word(token), "masked": token == tokenizer.mask_token_id, "cells": cells}
+        if stops is not None:
+            row["stopped"] = stops[at]
+        rows.append(row)
     if not rows:
         raise UserError("the text has special tokens only: type some words, with [MASK] for those to be predicted")
     steps = trained_steps(model.config)
     return {"unit": kind_of(model).unit, "trained": steps[-1], "read": steps, "rows": rows}
+
+
+def _stops(model: Any, ids: list[int], mask: int) -> list[int] | None:
+    """After how many steps each token halts when masks are filled in. The grid goes on, to show what is missed."""
+    if not getattr(model.config, "halt", None):
+        return None
+    tokens = torch.tensor([ids], device=model.device)
+    masks = (tokens[0] == mask).nonzero().squeeze(1)
+    out = model.base_model(input_ids=tokens, last_at=masks if len(masks) else None, read_out=model.read_out)
+    stopped: list[int] = out.halted_at[0].tolist()
+    return stopped
 
 
 def trained_steps(config: Any) -> list[int]:

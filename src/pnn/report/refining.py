@@ -36,7 +36,7 @@ def grid(found: Refining, title: str, *, only_masks: bool = False) -> Html:
         tag("p", *_reading(found, trained), class_="reading"),
         tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=label),
         tag("p", f"Point at a cell: what else did the head read after that {unit}?", class_="detail", aria_live="polite"),
-        tag("p", "Italic: the head was not trained to read there.", class_="note"),
+        tag("p", "Italic: the head was not trained to read there.", *_halting(found), class_="note"),
         class_=f"refining pointable{' masks' * only_masks}",
     )
 
@@ -44,6 +44,12 @@ def grid(found: Refining, title: str, *, only_masks: bool = False) -> Html:
 def resource(name: str) -> str:
     """Of refining.css, refining.js and page.css. A page that holds a grid has to carry the first two once."""
     return (resources.files("pnn.report") / name).read_text(encoding="utf-8")
+
+
+def _halting(found: Refining) -> list[str]:
+    if "stopped" not in found["rows"][0]:
+        return []
+    return [f" A bar: in use the token stops after that {found['unit']}. What follows is computed here to be looked at."]
 
 
 def _step(step: int, found: Refining) -> dict[str, str]:
@@ -70,7 +76,10 @@ def _cell(row: Row, step: int, found: Refining) -> Html:
         mean, low, high = (written(value, 2) for value in (gate["mean"], gate["lowest"], gate["highest"]))
         shown.append(tag("span", mean, class_="gate"))
         told += f" Gate {mean}." if low == high else f" Gate {mean} on average, from {low} to {high} by dimension."
-    return tag("td", *shown, style=";".join(styles), data_told=told, **_step(step, found))
+    classes = [*_step(step, found).values(), *(["stopped"] if row.get("stopped") == step else [])]
+    if "stopped" in classes:
+        told += " In use the token stops here."
+    return tag("td", *shown, style=";".join(styles), data_told=told, **({"class_": " ".join(classes)} if classes else {}))
 
 
 def _share(probability: float) -> str:
