@@ -97,10 +97,10 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 def accuracy_against_speed(results: dict[str, Json]) -> Figure:
     rows = -(-len(results) // 2)
     figure = Figure(figsize=(WIDTH, 0.9 + 2.6 * rows), layout="constrained")
-    panels = figure.subplots(rows, 2, squeeze=False).flat
+    panels = list(figure.subplots(rows, 2, squeeze=False).flat)
     for axes, (name, found) in zip(panels, results.items(), strict=False):
         speed_panel(axes, found, NAMES.get(name, name))
-    for axes in list(panels):
+    for axes in panels[len(results) :]:
         axes.set_visible(False)
     figure.legend(handles=keys(list(results.values())), loc="outside upper center", ncols=2)
     return figure

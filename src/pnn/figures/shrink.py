@@ -35,6 +35,6 @@ def scores_and_repair(found: Json) -> Figure:
         axes.set_title(title)
         axes.set_xlabel("per cent fewer parameters")
         axes.set_ylim(bottom=0)
-    left.set_ylabel("nats per token above the unpruned model")
+    left.set_ylabel("nats per token above unpruned")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -54,7 +54,7 @@ def speed_panel(axes: Axes, result: Json, title: str = "") -> None:
             said = str(row["steps"]) if linked else f"{row['masked']}/{row['others']}"
             at = (row["ideal_speedup"]["value"], row["accuracy"]["value"])
             axes.annotate(
-                said, at, (4, 4 if linked else -10 - 9 * (number % 2)), textcoords="offset points", fontsize=SMALL, color=colour
+                said, at, (4, 4 if linked else -12 - 10 * (number % 3)), textcoords="offset points", fontsize=SMALL, color=colour
             )
     axes.set(xscale="log", xlabel="ideal speed: FLOPs of all steps over those spent", ylabel="accuracy (%)", title=title)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
