@@ -135,7 +135,7 @@ def test_while_evaluating_and_filling(pnn_command, trained_run, tmp_path, fail):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": {"vocab_size": 1 << 50}}, ("out of memory", "GB of weights", "smaller model")),
+        ({"model": {"vocab_size": 1 << 50}}, ("out of memory", "GB of weights", "would fit")),
         ({"model": {"vocab_size": 1 << 60}}, ("overflow",)),
         ({"model": {"num_steps": 10**9}}, ("model: num_steps is 1,000,000,000", "10,000")),
         ({"training": {"batch_size": 10**9, "effective_batch_size": 10**9}}, ("out of memory", "smaller model or batch")),

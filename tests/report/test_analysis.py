@@ -130,6 +130,8 @@ def test_a_long_page_has_contents_and_a_short_one_has_none(run: Path) -> None:
     (listed,) = tags("nav")
     assert all(heading in listed for heading in (*tags("h2"), *tags("h3")))
     (run / "experimental_results.json").unlink()
+    for name in ("halting", "more_steps"):
+        (run / "analysis" / f"{name}.json").unlink()
     assert page_of(run)[0]("nav") == []
 
 
@@ -197,7 +199,7 @@ def test_parts_stand_alone(run: Path) -> None:
     (run / "experimental_results.json").unlink()
     (run / "analysis" / "gates.json").unlink()
     tags, _ = page_of(run)
-    assert tags("h3") == [QUESTIONS[name] for name in ("convergence", "optimisation")]
+    assert tags("h3") == [QUESTIONS[name] for name in ("convergence", "halting", "more_steps", "optimisation")]
 
 
 def test_a_run_without_analyses_has_no_such_part(run: Path) -> None:

@@ -262,13 +262,13 @@ def print_shrunk(summary: dict[str, Any]) -> None:
 
     table = Table(title="held-out text, by token", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
-    for column in ("parameters", "heads", "neurons", "layers", "MFLOP/\ntoken", "loss", "perplexity"):
+    for column in ("para-\nmeters", "heads", "neurons", "layers", "MFLOP/\ntoken", "loss", "perplexity"):
         table.add_column(column, justify="right")
     for stage in ("before", "pruned", "after"):
         found = summary[stage]
         table.add_row(
             "learned" if stage == "after" else stage,
-            count(found["parameters"]),
+            short_count(found["parameters"]),
             *(count(found["units"][kind]) for kind in ("head", "neuron", "layer")),
             f"{found['flops_per_token'] / 1e6:,.2f}",
             f"{found['loss']:.4f}",

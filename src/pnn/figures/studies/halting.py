@@ -53,9 +53,8 @@ def speed_panel(axes: Axes, result: Json, title: str = "") -> None:
         for number, row in enumerate(rows if name in ("dial", "two_dials") else ()):
             said = str(row["steps"]) if linked else f"{row['masked']}/{row['others']}"
             at = (row["ideal_speedup"]["value"], row["accuracy"]["value"])
-            axes.annotate(
-                said, at, (4, 4 if linked else -12 - 10 * (number % 3)), textcoords="offset points", fontsize=SMALL, color=colour
-            )
+            below = 4 if linked else -12 - 10 * (number % 3)
+            axes.annotate(said, at, (4, below), textcoords="offset points", fontsize=SMALL, color=colour)
     axes.set(xscale="log", xlabel="ideal speed: FLOPs of all steps over those spent", ylabel="accuracy (%)", title=title)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}×" if round(value) in (2, 3, 5) else "")
