@@ -11,6 +11,7 @@ from pnn.config import RunConfig, from_dict, validate
 from pnn.errors import UserError
 from pnn.figures.decoders import Curve, matched_curves
 from pnn.report.page import write_report
+from pnn.results import Measured
 from pnn.training.run import train_run
 
 
@@ -54,7 +55,8 @@ def test_tasks_have_their_table(runs, tmp_path):
     held = json.loads((run / "evaluation.json").read_text())
     row = {"accuracy": 0.25, "standard_error": 0.1, "metric": "acc", "documents": 4, "shots": 0, "by_metric": {}}
     shots = {"0": {"shots": 0, "protocol": "by hand", "limit": 4, "tasks": {"piqa": row}, "average": row}}
-    (run / "evaluation.json").write_text(json.dumps(held | {"tasks": {"checkpoint": held["checkpoint"], "shots": shots}}))
+    measured = {key: held[key] for key in Measured.__annotations__}
+    (run / "evaluation.json").write_text(json.dumps(held | {"tasks": {**measured, "shots": shots}}))
     page = write_report([run], tmp_path / "page.html").read_text()
     assert "piqa, 0-shot" in page
     assert "25.0" in page

@@ -38,6 +38,8 @@ def evaluation(
 
     result: dict[str, Any] = {
         "model_type": model_type,
+        "precision": "fp32",
+        "checkpoint": "best",
         "parameters": 60177 if model_type == "pnn" else 152528,
         "source": "synthetic" if ceiling else "wikitext-2",
         "text": {"filter": "paper"},

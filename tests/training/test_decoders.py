@@ -20,6 +20,7 @@ from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.generate import continue_texts
 from pnn.models.loading import load_decoder
+from pnn.results import Measured
 from pnn.training.loop import Stopped, Trainer
 from pnn.training.run import train_run
 from pnn.training.updates import Plan
@@ -168,7 +169,8 @@ def test_a_stride_that_makes_no_windows_is_a_clear_error(loaded, stride):
 def test_evaluate_prints_perplexity_and_keeps_the_tasks(run, pnn_command):
     held = run / "evaluation.json"
     before = json.loads(held.read_text())
-    held.write_text(json.dumps(before | {"tasks": {"checkpoint": before["checkpoint"], "shots": {}}}))
+    measured = {key: before[key] for key in Measured.__annotations__}
+    held.write_text(json.dumps(before | {"tasks": {**measured, "shots": {}}}))
     code, out, _ = pnn_command("evaluate", run)
     assert code == 0
     assert "perplexity" in out
