@@ -168,6 +168,14 @@ def test_it_answers_to_its_own_name_only(address):
     assert asked.getresponse().status == 400
 
 
+@pytest.mark.parametrize("function", [-1, 99, "x", [], None])
+def test_a_function_that_the_page_does_not_have_is_refused(address, function):
+    asked = http.client.HTTPConnection(urlsplit(address).netloc)
+    body = json.dumps({"data": [], "event_data": None, "fn_index": function, "session_hash": "s"})
+    asked.request("POST", "/gradio_api/queue/join", body, {"Content-Type": "application/json"})
+    assert asked.getresponse().status == 400
+
+
 def test_ten_users_at_once(address):
     """Each sends ten texts, one after the other. 95 of 100 answers come within a second on two free cores; the limit here
     leaves room for a machine that does something else, too."""

@@ -3,12 +3,13 @@ only those that it needs are open, so nothing but the page can be read through i
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import tempfile
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +36,40 @@ class OnlyOpenRoutes:
             await send({"type": "http.response.start", "status": 404, "headers": [(b"content-type", b"text/plain")]})
             await send({"type": "http.response.body", "body": b"not part of this page"})
         else:
-            await self.app(scope, receive, _never_at_fault(send) if scope["type"] == "http" else send)
+            await self.app(scope, receive, send)
 
 
-def _never_at_fault(send: Any) -> Any:
-    """What gradio fails over (a function that the page does not have, say) no browser sends: it is the sender's mistake. What
-    fails inside our functions is told in the answer's events."""
+class KnownFunctions:
+    """Gradio fails over a function that its page does not have (status 500). No browser asks for one: it is refused before."""
 
-    async def send_on(message: Any) -> None:
-        fails = message["type"] == "http.response.start" and message["status"] >= 500
-        await send(message | {"status": 400} if fails else message)
+    def __init__(self, app: Any, numbers: Collection[int]):
+        self.app, self.numbers = app, numbers
 
-    return send_on
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith("/queue/join"):
+            await self.app(scope, receive, send)
+            return
+        messages: list[Any] = []
+        body = b""
+        while not messages or messages[-1].get("more_body"):
+            messages.append(await receive())
+            body += messages[-1].get("body", b"")
+        if self._asks_for_another(body):
+            await send({"type": "http.response.start", "status": 400, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": b"this page has no such function"})
+            return
+
+        async def again() -> Any:
+            return messages.pop(0) if messages else await receive()
+
+        await self.app(scope, again, send)
+
+    def _asks_for_another(self, body: bytes) -> bool:
+        try:
+            asked = json.loads(body)
+        except ValueError:
+            return False  # gradio refuses that itself
+        return isinstance(asked, dict) and asked.get("fn_index") not in self.numbers
 
 
 def make_server(names: Sequence[str], host: str = "127.0.0.1") -> Any:
@@ -70,7 +93,8 @@ def make_server(names: Sequence[str], host: str = "127.0.0.1") -> Any:
     unused = {"ssr_mode": False, "pwa": False, "mcp_server": False, "enable_monitoring": False, "run_history": False}
     app = gr.mount_gradio_app(app, page, "", server_name=host, show_error=False, footer_links=[], **unused, **looks())
     # browsers hold a connection open: Ctrl-C does not wait for them to leave, and says nothing of what it cut off
-    return uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    checked = KnownFunctions(app, list(page.fns))
+    return uvicorn.Server(uvicorn.Config(checked, log_level="critical", timeout_graceful_shutdown=1))
 
 
 def download(subjects: list[Subject]) -> Callable[..., Any]:
