@@ -273,17 +273,22 @@ def test_a_study_that_was_killed_before_its_plan_can_be_begun_again(tmp_path, mo
 # The explorer ---------------------------------------------------------------------------------------------------------
 
 
-def test_nonsense_is_the_senders_mistake():
-    from pnn.explore.server import OnlyOpenRoutes
+@pytest.mark.parametrize(("body", "status"), [(b'{"fn_index": 7}', 400), (b'{"fn_index": 1}', 500), (b"[", 500)])
+def test_only_what_the_page_does_not_have_is_the_senders_mistake(body, status):
+    from pnn.explore.server import KnownFunctions
 
     sent = []
 
     async def fails(scope, receive, send):
+        assert (await receive())["body"] == body  # it was read before, and is there to be read again
         await send({"type": "http.response.start", "status": 500, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+
+    async def receive():
+        return {"type": "http.request", "body": body}
 
     async def send(message):
         sent.append(message)
 
-    asyncio.run(OnlyOpenRoutes(fails)({"type": "http", "path": "/gradio_api/queue/join"}, None, send))
-    assert sent[0]["status"] == 400
+    asked = {"type": "http", "method": "POST", "path": "/gradio_api/queue/join"}
+    asyncio.run(KnownFunctions(fails, [0, 1])(asked, receive, send))
+    assert sent[0]["status"] == status
