@@ -54,10 +54,9 @@ class FullDisk:
     def __init__(self, attacked: Attacked, stage: Path, folder: Path):
         self.attacked, self.stage, self.folder = attacked, stage, folder
         self.storm = Storm(attacked, stage, folder / "storm", 0)
-        whole = self.storm.folder / "whole"
-        files = [path for path in whole.rglob("*") if not path.is_symlink()]
-        self.files = len(list(whole.rglob("*"))) + 1
-        self.pages = sum(-(-path.stat().st_size // PAGE) for path in files if path.is_file())
+        before = fresh(stage, folder / "before", attacked.changes)
+        (pages, files), (pages_before, files_before) = map(_taken, (self.storm.folder / "whole", before))
+        self.pages, self.files = pages - pages_before + 1, files - files_before + 1
 
     def attack(self, count: int) -> Tally:
         """So many sizes of disk, half by pages and half by files, from nothing to what the command needs."""
@@ -65,19 +64,22 @@ class FullDisk:
         for turn in range(count):
             share = (turn // 2) / max(1, count // 2)
             by_pages = turn % 2 == 0
-            room = 1 + int(share * (self.pages if by_pages else self.files))
-            self._one(f"size={room * PAGE}" if by_pages else f"nr_inodes={room + 1 + len(list(self.stage.iterdir()))}", tally)
+            room = int(share * (self.pages if by_pages else self.files))
+            self._one(room, "pages" if by_pages else "files", tally)
         return tally
 
-    def _one(self, room: str, tally: Tally) -> None:
+    def _one(self, room: int, what: str, tally: Tally) -> None:
         place, output = self.folder / "disk", self.folder / "disk.txt"
         place.mkdir(parents=True, exist_ok=True)
 
         def work() -> int:
             unshare()
             mount("-t", "tmpfs", "-o", "size=1G", "none", str(place))
-            root = fresh(self.stage, place / "work")
-            mount("-o", f"remount,{room}", str(place))
+            root = fresh(self.stage, place / "work", self.attacked.changes)
+            disk = os.statvfs(place)
+            pages, files = disk.f_blocks - disk.f_bfree, disk.f_files - disk.f_ffree  # of what the command is given
+            size = max(1, pages + room) * PAGE  # 0 would be no limit
+            mount("-o", f"remount,size={size}" if what == "pages" else f"remount,nr_inodes={files + room}", str(place))
             os.chdir(root)
             code, said, failed = call(*self.attacked.words)
             if code not in (0, 2) or failed:
@@ -98,8 +100,15 @@ class FullDisk:
         ended = Child(work, self.folder, output).wait()
         tally.cases += 1
         kind, _, example = ended.output.rpartition("\x1e")[2].partition(" ") if "\x1e" in ended.output else ("", "", "")
-        example = f"{self.attacked.name} with {room}: {example or ended.output[-500:]}"
+        example = f"{self.attacked.name} with room for {room} {what}: {example or ended.output[-500:]}"
         tally.count("hangs" if ended.code is None else kind or "tracebacks", example)
+
+
+def _taken(folder: Path) -> tuple[int, int]:
+    """Pages and files."""
+    found = list(folder.rglob("*"))
+    files = [path for path in found if path.is_file() and not path.is_symlink()]
+    return sum(-(-path.stat().st_size // PAGE) for path in files), len(found)
 
 
 def _tell(kind: str, example: str) -> int:

@@ -20,7 +20,7 @@ class Storm:
         self.attacked, self.stage, self.folder, self.seed = attacked, stage, folder, seed
         folder.mkdir(parents=True, exist_ok=True)
         self.output = folder / "output.txt"
-        root = fresh(stage, folder / "whole")
+        root = fresh(stage, folder / "whole", self.attacked.changes)
         ended = self.start(root).wait()
         assert ended.code == 0, f"{attacked.name} undisturbed: {ended.output}"
         self.whole, self.operations, self.seconds = contents(root, root), ended.operations, ended.seconds
@@ -42,7 +42,7 @@ class Storm:
 
     def _chain(self, chain: int, tally: Tally) -> None:
         draw = random.Random(f"{self.seed} {self.attacked.name} {chain}")
-        root = fresh(self.stage, self.folder / "killed")
+        root = fresh(self.stage, self.folder / "killed", self.attacked.changes)
         tally.cases += 1
         told: list[object] = []
         if chain % ON_THE_CLOCK == ON_THE_CLOCK - 1:

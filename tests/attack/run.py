@@ -47,6 +47,8 @@ STORMS = {
     "study": (120, 0, (10, 0), (4, 0)),
     "finetune": (200, 3, (30, 0), (8, 0)),
     "sweep": (60, 0, (10, 0), (0, 0)),
+    "calibrate": (60, 3, (10, 0), (4, 0)),
+    "shrink": (60, 0, (10, 0), (4, 0)),
     "quickstart": (24, 0, (6, 0), (0, 0)),
 }
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -17,7 +17,7 @@ def together(attacked: Attacked, stage: Path, folder: Path, seed: int, count: in
     tally, storm = Tally(), Storm(attacked, stage, folder, seed)
     for case in range(count):
         draw = random.Random(f"{seed} {attacked.name} together {case}")
-        root = fresh(stage, folder / "together")
+        root = fresh(stage, folder / "together", attacked.changes)
         tally.cases += 1
         resume = attacked.resume if draw.random() < 0.5 else ()
         if resume:  # something to go on with
