@@ -173,6 +173,7 @@ def test_further_evaluation_sets_are_sections_by_name(written):
         ("data:", "data: expected a section of keys, got None"),
         ("model: pnn", "model: expected a section of keys, got 'pnn'"),
         ("evaluation: {sets: [a]}", "evaluation.sets: expected a section of keys, got ['a']"),
+        ("evaluation: {sets: {a: {}}}", "evaluation.sets.a: the key source is missing"),
         ("data: {filter: papr}", "data.filter: 'papr' is none of paper, none"),
         ("data: {masking: xx}", "data.masking: 'xx' is none of mask, bert"),
         ("training: {trackers: wandb}", "training.trackers: expected a list or null, got 'wandb'"),

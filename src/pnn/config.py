@@ -198,6 +198,9 @@ def from_dict(cls: type[T], given: Any, where: str = "") -> T:
     hints = typing.get_type_hints(cls)
     check_keys(given, hints, where)
     prefix = f"{where}." if where else ""
+    for one in dataclasses.fields(typing.cast(Any, cls)):
+        if one.name not in given and one.default is one.default_factory is dataclasses.MISSING:
+            raise UserError(f"{where}: the key {one.name} is missing")
     return cls(**{key: typed(value, hints[key], prefix + key) for key, value in given.items()})
 
 
