@@ -87,6 +87,14 @@ def pnn_command(monkeypatch, capsys):
     return call
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _brief_timing():
+    """A model's speed is measured, in as little time as that can be done."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
+        yield
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures are made but not drawn, which takes longest. tests/figures draws each of them."""
@@ -101,6 +109,18 @@ def start_pnn(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("output"))
     yield server.start
     server.close()
+
+
+@pytest.fixture
+def forked_jobs(start_pnn, monkeypatch):
+    """Trainings that a sweep or the quickstart starts are forked too. tests/cli/test_commands.py has a quickstart, and
+    tests/test_sweep.py a sweep, that starts new Pythons."""
+
+    def start(job, threads, log):
+        return start_pnn(*job.words, output=Path(f"/proc/{os.getpid()}/fd/{log.fileno()}"))
+
+    monkeypatch.setattr("pnn.training.jobs.Job.start", start)
+    monkeypatch.setattr("pnn.training.jobs.POLL", 0.02)
 
 
 @pytest.fixture(scope="session")

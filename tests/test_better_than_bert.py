@@ -257,7 +257,7 @@ def test_work_is_counted_as_the_benchmark_counts_it(collect):
 
 
 @pytest.mark.slow
-def test_what_a_sweep_leaves_is_found(collect, configs, tmp_path):
+def test_what_a_sweep_leaves_is_found(collect, configs, tmp_path, forked_jobs):
     paths = [str(configs[name]) for name in SHAPES]
     run_sweep(paths, [], 1, [], tmp_path / "runs" / "a5", at_once=2)
     over = ["training.learning_rate=5e-4,2e-3"]

@@ -55,7 +55,7 @@ def test_intervals_over_seeds_and_sequences_cover_both():
 
 
 @pytest.mark.slow
-def test_a_sweep_trains_compares_and_goes_on(tiny_config, tmp_path):
+def test_a_sweep_trains_compares_and_goes_on(tiny_config, tmp_path, forked_jobs):
     config, folder = str(tiny_config("pnn")), tmp_path / "sweep"
     over = ["training.learning_rate=1e-3,3e-3"]
     result, _ = run_sweep([config], over, 2, [], folder, at_once=2)
@@ -79,7 +79,7 @@ def test_a_sweep_trains_compares_and_goes_on(tiny_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_told_and_left_out(tiny_config, tmp_path, capfd):
+def test_a_run_that_fails_is_told_and_left_out(tiny_config, tmp_path, forked_jobs, capfd):
     config = tiny_config("pnn")
     result, _ = run_sweep([str(config)], ["training.learning_rate=1e-3,1e30"], 1, [], tmp_path / "sweep", at_once=2)
     assert list(result["failed"]) == ["learning_rate=1e30 seed 0"]
@@ -90,11 +90,10 @@ def test_a_run_that_fails_is_told_and_left_out(tiny_config, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_killed_goes_on_to_the_same_numbers(tiny_config, tmp_path, start_pnn):
+def test_a_sweep_that_was_killed_goes_on_to_the_same_numbers(tiny_config, tmp_path, start_pnn, forked_jobs):
     config = tiny_config("pnn", training={"max_steps": 60, "save_every": 5})
     words = ["sweep", str(config), "--over", "training.learning_rate=1e-3,2e-3", "--seeds", "1", "--jobs", "1"]
-    whole = start_pnn(*words, "--output", str(tmp_path / "whole"))
-    assert whole.wait(300) == 0
+    run_sweep([str(config)], ["training.learning_rate=1e-3,2e-3"], 1, [], tmp_path / "whole", at_once=1)
     process = start_pnn(*words, "--output", str(tmp_path / "cut"))
     until = time.monotonic() + 200
     while not list((tmp_path / "cut").glob("*/*/checkpoints/last")) and time.monotonic() < until:

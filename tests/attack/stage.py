@@ -121,7 +121,7 @@ def quick() -> None:
 
     measure.take_turns = calibrate.take_turns = _untimed
     jobs.POLL = 0.002
-    jobs.Job.start = lambda self, threads, log: Job(words_of(self), log)  # type: ignore[assignment, method-assign, return-value]
+    jobs.Job.start = lambda self, threads, log: Job(self.words, log)  # type: ignore[assignment, method-assign, return-value]
     matplotlib.figure.Figure.savefig = _undrawn
 
 
@@ -134,11 +134,6 @@ def _untimed(runs: Mapping[str, Callable[[], object]], *_: Any, **__: Any) -> di
 
 def _undrawn(figure: Any, file: Any, **how: Any) -> None:
     file.write("<svg></svg>" if isinstance(file, io.StringIO) else b"\x89PNG")
-
-
-def words_of(job: Any) -> list[str]:
-    words = ["train", job.config, "--output", str(job.run), *(word for one in job.settings for word in ("--set", one))]
-    return words + (["--resume"] if (job.run / "config.yaml").exists() else [])
 
 
 def build(folder: Path) -> None:

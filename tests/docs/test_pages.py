@@ -189,11 +189,11 @@ def run_page(page: str, folder: Path) -> None:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, forked_jobs):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    monkeypatch.setattr("pnn.plasticity.measure.SECONDS", 0.01)  # of timing a cycle's models
+    monkeypatch.setattr("pnn.evaluation.calibrate.SECONDS", 0.01)
     (tmp_path / "launch").symlink_to(ROOT / "launch")
     return tmp_path
 

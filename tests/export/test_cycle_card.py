@@ -28,10 +28,8 @@ def made(checkpoints, tmp_path_factory):
     loaded = load_any(checkpoints["ddl"])
     rows = torch.randint(5, 40, (20, 16), generator=torch.Generator().manual_seed(0))
     folder = tmp_path_factory.mktemp("cycles") / "cyc"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
-        text = Text(rows[:-6], rows[-6:], source="/home/somebody/secret/fables.txt")
-        cycle(loaded.model, text, folder, SETTINGS, tokenizer=loaded.tokenizer, name="small-ddl")
+    text = Text(rows[:-6], rows[-6:], source="/home/somebody/secret/fables.txt")
+    cycle(loaded.model, text, folder, SETTINGS, tokenizer=loaded.tokenizer, name="small-ddl")
     return folder
 
 

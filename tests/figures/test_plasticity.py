@@ -35,9 +35,7 @@ def records(tmp_path_factory):
         ids = torch.randint(0, 20, (20, 8))
         folder = tmp_path_factory.mktemp("cycle") / "run"
         settings = CycleSettings(**{"learn_steps": 4, "evaluate_every": 2, "score_rows": 4, "batch_rows": 2, **changes})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
-            cycle(GPT2LMHeadModel(config), Text(ids[:16], ids[16:]), folder, settings, name="a model with quite a long name")
+        cycle(GPT2LMHeadModel(config), Text(ids[:16], ids[16:]), folder, settings, name="a model with quite a long name")
         return read_metrics(folder / "metrics.jsonl")
 
     return run

@@ -51,13 +51,6 @@ BUILDERS = {
 ENCODERS = ("bert", "pnn", "pnn bert")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_long_timing():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
-        yield
-
-
 def made(name: str) -> hf.PreTrainedModel:
     torch.manual_seed(sorted(BUILDERS).index(name))
     model = BUILDERS[name]().eval()

@@ -145,7 +145,7 @@ def real(model_of, tokenizer, start_pnn, tmp_path_factory):
 
     def start(output: str, *more: str) -> Process:
         words = ("plasticity", "cycle", "model", "--data", "text.txt", "--output", output, *options, *more)
-        return start_pnn(*words, patches={"pnn.plasticity.measure.SECONDS": 0.0, "pnn.figures.plasticity.CYCLE_FIGURES": {}})
+        return start_pnn(*words, patches={"pnn.figures.plasticity.CYCLE_FIGURES": {}})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -230,7 +230,7 @@ def test_killed_for_real_and_gone_on_with_by_two_processes(here, unbroken, start
     first.kill()
     assert first.returncode == -signal.SIGKILL
     assert not Path("real/study.json").exists()
-    again = start_pnn(*command, "--resume", "--jobs", 2, patches={"pnn.plasticity.measure.SECONDS": 0.0})
+    again = start_pnn(*command, "--resume", "--jobs", 2)
     assert again.wait() == 0, again.output()
     assert "F4" in again.output()
     assert arms_of(Path("real"), "small") == arms_of(unbroken, "small")

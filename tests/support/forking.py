@@ -77,11 +77,12 @@ class Server:
         script: Path | None = None,
         env: Mapping[str, str] | None = None,
         patches: Mapping[str, object] | None = None,
+        output: Path | None = None,
     ) -> Process:
         """In the current folder and with the current environment. A script is run in place of the command, with its arguments;
         patches are values of module attributes, by name."""
         self.started += 1
-        file = self.folder / f"{self.started}.txt"
+        file = output or self.folder / f"{self.started}.txt"
         file.touch()
         pid = self.ask(
             argv=["pnn", *map(str, arguments)],
@@ -145,8 +146,10 @@ def import_all() -> None:
     import transformers
 
     import pnn
+    from pnn.plasticity import measure
 
     torch.set_num_threads(1)
+    measure.SECONDS = 0.0  # as tests/conftest.py has it
     for module in pkgutil.walk_packages(pnn.__path__, "pnn."):
         if not module.name.endswith("__main__") and not module.name.startswith("pnn.kernels."):
             importlib.import_module(module.name)

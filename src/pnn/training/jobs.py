@@ -38,11 +38,16 @@ class Job:
     def done(self) -> bool:
         return (self.run / "evaluation.json").exists()
 
+    @property
+    def words(self) -> list[str]:
+        """Of the command line."""
+        settings = [word for setting in self.settings for word in ("--set", setting)]
+        resume = ["--resume"] if (self.run / "config.yaml").exists() else []
+        return ["train", self.config, "--output", str(self.run), *settings, *resume]
+
     def start(self, threads: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "pnn", "train", self.config, "--output", str(self.run)]
-        command += [word for setting in self.settings for word in ("--set", setting)]
-        command += ["--resume"] if (self.run / "config.yaml").exists() else []
         environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+        command = [sys.executable, "-m", "pnn", *self.words]
         return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
 
     def last_row(self) -> dict[str, float] | None:
