@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,17 @@ def test_git_says_it(repository):
     assert known(repository / "package") == {"commit": commit, "changed": False}
     (repository / "package" / "part" / "a.py").write_text("a = 2\n")
     assert known(repository / "package") == {"commit": commit, "changed": True}
+
+
+def test_asking_does_not_write_into_the_repository(repository):
+    """`git status` brings its index up to date, under a lock: a run that is killed meanwhile would leave it behind."""
+    index = repository / ".git" / "index"
+    before = index.read_bytes()
+    os.utime(repository / "package" / "part" / "a.py", (1, 1))  # the same text, at another time
+    assert known(repository / "package") is not None
+    assert index.read_bytes() == before
+    git(repository, "status")
+    assert index.read_bytes() != before  # it would have been
 
 
 def test_a_stamp_says_it_in_a_copy_as_long_as_the_sources_are_the_same(repository, tmp_path):

@@ -42,7 +42,8 @@ def write_stamp(package: Path = PACKAGE) -> bool:
 
 def _from_git(package: Path) -> dict[str, Any] | None:
     def git(*args: str) -> str:
-        return subprocess.run(["git", *args], cwd=package, capture_output=True, text=True, check=True, timeout=10).stdout
+        command = ["git", "--no-optional-locks", *args]  # killed meanwhile, it would leave a lock that stops everybody else
+        return subprocess.run(command, cwd=package, capture_output=True, text=True, check=True, timeout=10).stdout
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # a package may be installed inside somebody else's repository
