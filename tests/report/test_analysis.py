@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from pnn.figures import style
 from pnn.numbers import estimate
@@ -42,7 +43,8 @@ def run(once_analysed: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _empty_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing is most of a page's time, and the figures have their own tests."""
+    """Drawing is most of a page's time, and figures have tests of their own; test_analyze.py makes them for a page."""
+    monkeypatch.setattr("pnn.report.analysis.figure_of", lambda name: lambda result: Figure())
     monkeypatch.setattr(style, "png", lambda figure: b"\x89PNG")
 
 
