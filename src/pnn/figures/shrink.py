@@ -38,3 +38,23 @@ def scores_and_repair(found: Json) -> Figure:
     left.set_ylabel("nats per token above unpruned")
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
+
+
+@styled
+def smaller_models(models: Json) -> Figure:
+    """Perplexity above the control, in per cent, by how many parameters went; whiskers over seeds and rows. `models`: the
+    metrics of result.json."""
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for colour, (model, found) in zip((BLUE, ORANGE, GREEN, PINK), models.items(), strict=False):
+        rows = [row for name, row in found.items() if name.replace(".", "").isdigit()]
+        gaps = [row["perplexity_above_control"] for row in rows]
+        whiskers = [[100 * (gap["mean"] - gap["low"]) for gap in gaps], [100 * (gap["high"] - gap["mean"]) for gap in gaps]]
+        x, y = [100 * row["fewer_parameters"] for row in rows], [100 * gap["mean"] for gap in gaps]
+        axes.errorbar(x, y, yerr=whiskers, color=colour, marker="o", markersize=4, linewidth=1.5, label=model)
+    axes.axhline(0, color=CONTROL, linewidth=1)
+    axes.axhline(5, color=CONTROL, linewidth=1, linestyle=":")
+    axes.set_xlabel("per cent fewer parameters")
+    axes.set_ylabel("perplexity above the control, per cent")
+    axes.legend(loc="upper left")
+    return figure

@@ -1,0 +1,141 @@
+"""From measured/MODEL/*.json to result.json, figures/ and the table of README.md.
+
+python results/shrink/collect.py
+
+The perplexity of each smaller model above that of the control with the same seed; intervals over seeds and held-out rows
+together (over rows alone where there is one seed).
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pnn.figures.shrink import smaller_models
+from pnn.figures.style import png, save
+from pnn.files import write_between, write_json
+from pnn.numbers import per_cent
+from pnn.runs import check_commit, read_json
+from pnn.stats import Estimate, ratio_interval, seeds_and_sequences, verdict
+
+HERE = Path(__file__).parent
+WITHIN = 0.05  # of the control's perplexity: as good
+CLAIMED = "20"  # per cent fewer parameters of the source's fourth claim
+Arms = list[dict[str, Any]]
+
+
+def above(arms: Arms, controls: Arms) -> Estimate:
+    """Perplexity of the arms above the controls' of the same seeds, as a share."""
+    of_seed = {one["seed"]: one for one in controls}
+    gains = np.array([np.subtract(arm["nats"], of_seed[arm["seed"]]["nats"]) for arm in arms])
+    targets = np.array(arms[0]["targets"], dtype=float)
+    nats = ratio_interval(gains[0], targets) if len(gains) == 1 else seeds_and_sequences(gains, targets)
+    return nats.on_scale(lambda value: math.exp(value) - 1)
+
+
+def perplexity(arms: Arms) -> float:
+    return math.exp(float(np.mean([sum(one["nats"]) / sum(one["targets"]) for one in arms])))
+
+
+def speed(arms: Arms) -> dict[str, float]:
+    """Times as fast as the whole model at reading and at writing, and as a share of what FLOPs and bytes allow: reading many
+    tokens is bound by FLOPs, writing one token after another by the weights that are read for it."""
+    found: dict[str, list[float]] = {}
+    for arm in arms:
+        told = arm["summary"]
+        before, after = told["before"], told["after"]
+        bounds = {
+            "reading": before["flops_per_token"] / after["flops_per_token"],
+            "writing": before["parameters"] / after["parameters"],
+        }
+        for what, bound in bounds.items():
+            rates = told[what]["tokens_per_second"]
+            found.setdefault(what, []).append(rates["after"] / rates["before"])
+            found.setdefault(f"{what}_share_of_bound", []).append(rates["after"] / rates["before"] / bound)
+    return {name: float(np.median(values)) for name, values in found.items()}
+
+
+def collected(arms: Arms) -> dict[str, Any]:
+    """Of one model: what is known before, and for each share, in per cent, and each teacher what came of it."""
+    controls = [one for one in arms if one["arm"] == "control"]
+    known = {one["seed"] for one in controls}
+    less = [one for one in arms if one["arm"] == "less" and one["seed"] in known]
+    out: dict[str, Any] = {
+        "perplexity": {
+            name: perplexity([one for one in arms if one["arm"] == name]) for name in ("whole", "adapted", "control")
+        },
+        "parameters": controls[0]["parameters"],
+        "learning": {key: controls[0][key] for key in ("updates", "adapt", "rate", "batch", "length")},
+    }
+    for share, teacher in sorted({(one["share"], one["teacher"]) for one in less}):
+        chosen = [one for one in less if (one["share"], one["teacher"]) == (share, teacher)]
+        found = above(chosen, controls)
+        row = {
+            "seeds": sorted(one["seed"] for one in chosen),
+            "fewer_parameters": float(np.mean([one["summary"]["fewer_parameters"] for one in chosen])),
+            "perplexity_right_after_pruning": float(np.median([one["summary"]["pruned"]["perplexity"] for one in chosen])),
+            "perplexity": perplexity(chosen),
+            "perplexity_above_control": {"mean": found.value, "low": found.low, "high": found.high},
+            f"within_{100 * WITHIN:g}_per_cent": verdict(-found.on_scale(lambda value: value - WITHIN)),
+            "speed": speed(chosen),
+        }
+        name = f"{100 * share:g}"
+        out[name if teacher == "logits" else f"{name}, teacher {teacher}"] = row
+    return out
+
+
+def rows_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: row for name, row in found.items() if isinstance(row, dict) and "perplexity_above_control" in row}
+
+
+def table(models: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        "| model | fewer parameters, % | seeds | perplexity right after | perplexity | above the control "
+        "| reading, times | writing, times |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for model, found in models.items():
+        whole = found["perplexity"]
+        lines.append(f"| {model} | 0 (control) | | | {whole['control']:.2f} | | 1 | 1 |")
+        for name, row in rows_of(found).items():
+            gap, fast = row["perplexity_above_control"], row["speed"]
+            told = f"{per_cent(gap['mean'])} ({per_cent(gap['low'])} to {per_cent(gap['high'])})"
+            speeds = [
+                f"{fast[what]:.2f} ({fast[f'{what}_share_of_bound']:.2f} of the bound)" for what in ("reading", "writing")
+            ]
+            after = f"{row['perplexity_right_after_pruning']:.2f} | {row['perplexity']:.2f}"
+            lines.append(f"| {model} | {name} | {len(row['seeds'])} | {after} | {told} | {' | '.join(speeds)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    models = {}
+    for folder in sorted(path for path in (HERE / "measured").iterdir() if path.is_dir()):
+        check_commit(folder)
+        arms = [read_json(path) for path in sorted(folder.glob("*.json")) if path.name != "environment.json"]
+        models[folder.name] = collected(arms)
+    write_json(
+        HERE / "result.json",
+        {
+            "question": "Is a model with a fifth fewer parameters as good as the whole one, if both learn alike?",
+            "protocol": "heads, neurons and layers go by their worth per parameter, the rest is repaired and taught by the "
+            "whole model; the control learns as many updates on the same rows; as good is a perplexity within "
+            f"{per_cent(WITHIN, 0)} of its",
+            "metrics": models,
+            "verdicts": {
+                model: found[CLAIMED][f"within_{100 * WITHIN:g}_per_cent"]
+                for model, found in models.items()
+                if CLAIMED in found
+            },
+            "command": "results/shrink/run.py MODEL TEXT RUNS; results/shrink/collect.py",
+        },
+    )
+    save(png(smaller_models(models)), HERE / "figures" / "shrink.png")
+    write_between(HERE / "README.md", "table", table(models))
+
+
+if __name__ == "__main__":
+    main()

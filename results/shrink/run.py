@@ -1,0 +1,156 @@
+"""Is a model with fewer parameters as good as the whole one, if both learn alike?
+
+python results/shrink/run.py MODEL TEXT RUNS [--shares 0.2 --seeds 0 1 2 --teachers logits --updates 1500 --adapt 500 …]
+
+1. `adapted`: the model learns TEXT first, so that what it learns later is not that it reads other text now.
+2. `control`: the adapted model learns TEXT for `--updates` more.
+3. a share: `pnn shrink` of the adapted model, which learns for as many updates, on the same rows in the same order, with the
+   adapted model as its teacher (`--teachers none`: from the text, as the control does).
+
+The seed draws the rows that units are scored on and the order of the text; held-out rows are the same for all. Each arm is a
+JSON file in RUNS/measured with the loss of every held-out row. An arm that is there is not done again, so several processes can
+share the work, each with arms of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pnn.files import write_json
+from pnn.plasticity import save
+from pnn.plasticity.measure import held_out_nats, size
+from pnn.plasticity.phases import learn_round
+from pnn.plasticity.run import open_model
+from pnn.plasticity.settings import CycleSettings
+from pnn.plasticity.shrink import ShrinkSettings, shrink
+from pnn.plasticity.text import Text, read_text
+from pnn.progress import Bars, track
+from pnn.training.tracking import environment
+
+
+@dataclass(frozen=True)
+class Study:
+    text: Text
+    tokenizer: PreTrainedTokenizerFast
+    runs: Path
+    asked: argparse.Namespace
+
+    def control(self, adapted: PreTrainedModel, seed: int) -> None:
+        if self._begins(f"control-{seed}"):
+            self._learns(adapted, seed, self.asked.updates)
+            self._keep(f"control-{seed}", adapted, {"arm": "control", "seed": seed})
+
+    def share(self, adapted: PreTrainedModel, share: float, teacher: str, seed: int) -> None:
+        name = f"less-{100 * share:g}-{teacher}-{seed}"
+        if not self._begins(name):
+            return
+        settings = ShrinkSettings(
+            fewer=share,
+            teacher=teacher,
+            learn_steps=self.asked.updates,
+            learning_rate=self.asked.rate,
+            batch_rows=self.asked.batch,
+            evaluate_every=max(1, self.asked.updates // 8),
+            seed=seed,
+        )
+        smaller, summary = shrink(
+            adapted, self.text, self.runs / name, settings, tokenizer=self.tokenizer, resume=True, quiet=False
+        )
+        kept = {"share": share, "teacher": teacher, "seed": seed, "summary": summary}
+        self._keep(name, smaller, {"arm": "less", **kept})
+
+    def adapted(self, model: PreTrainedModel) -> None:
+        """The model in RUNS/adapted, and what it is worth before and after."""
+        folder = self.runs / "adapted"
+        if folder.exists():
+            return
+        self._keep("whole", model, {"arm": "whole"})
+        self._learns(model, 0, self.asked.adapt)
+        self._keep("adapted", model, {"arm": "adapted"})
+        save(model, folder, self.tokenizer)
+
+    def _learns(self, model: PreTrainedModel, seed: int, updates: int) -> None:
+        """From the text."""
+        if not updates:
+            return
+        plan = CycleSettings(
+            prune=0,
+            grow=0,
+            learn_steps=updates,
+            learning_rate=self.asked.rate,
+            batch_rows=self.asked.batch,
+            evaluate_every=updates,
+            seed=seed,
+        )
+        with Bars({"learning": updates}) as bars:
+            for step, loss, _ in learn_round(model, [], self.text, plan, 1, model):
+                bars.update("learning", step, f"loss {loss:.3f}")
+
+    def _begins(self, name: str) -> bool:
+        print(f"== {name}", flush=True)
+        return not self._file(name).exists()
+
+    def _file(self, name: str) -> Path:
+        return self.runs / "measured" / f"{name}.json"
+
+    def _keep(self, name: str, model: PreTrainedModel, labels: dict[str, Any]) -> None:
+        nats, targets = held_out_nats(model, self.text)
+        found = size(model, self.text.held_out.shape[1])
+        asked = {key: getattr(self.asked, key) for key in ("updates", "adapt", "rate", "batch", "length")}
+        self._file(name).parent.mkdir(parents=True, exist_ok=True)
+        write_json(
+            self._file(name),
+            {
+                **labels,
+                **asked,
+                **{key: found[key] for key in ("parameters", "heads", "flops_per_token")},
+                "nats": [round(float(one), 4) for one in nats],
+                "targets": [int(one) for one in targets],
+            },
+        )
+        print(f"{name}: {sum(nats) / sum(targets):.4f} nats per token", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("model", "text", "runs"):
+        parser.add_argument(name)
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.2], help="of all parameters that go; none: the control")
+    parser.add_argument("--teachers", nargs="+", default=["logits"], help="logits, states, none")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--updates", type=int, default=1500)
+    parser.add_argument("--adapt", type=int, default=500)
+    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--batch", type=int, default=64, help="rows per update")
+    parser.add_argument("--length", type=int, default=512, help="tokens per row")
+    parser.add_argument("--held-out", type=int, default=256, help="rows to measure on")
+    asked = parser.parse_args()
+    runs = Path(asked.runs)
+    loaded = open_model(asked.model)
+    text = read_text(
+        loaded.model,
+        loaded.tokenizer,
+        asked.text,
+        length=asked.length,
+        train_rows=max(asked.updates, asked.adapt) * asked.batch,
+        held_out_rows=asked.held_out,
+        progress=track,
+    )
+    study = Study(text, loaded.tokenizer, runs, asked)
+    study.adapted(loaded.model)
+    write_json(runs / "measured" / "environment.json", environment(0, 1))
+    for seed in asked.seeds:
+        for share in asked.shares:
+            for teacher in asked.teachers:
+                study.share(open_model(str(runs / "adapted")).model, share, teacher, seed)
+        if not asked.shares:
+            study.control(open_model(str(runs / "adapted")).model, seed)
+
+
+if __name__ == "__main__":
+    main()

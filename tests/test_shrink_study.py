@@ -1,0 +1,110 @@
+"""results/shrink: the arms learn alike, what is measured is not measured again, and the verdict follows from the losses."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from pnn.data import synthetic
+from pnn.data.tokenizers import of_synthetic_language
+from pnn.plasticity import save
+
+FOLDER = Path(__file__).parents[1] / "results" / "shrink"
+LENGTH = 16
+FEW = ["--updates", "2", "--adapt", "1", "--batch", "2", "--length", str(LENGTH), "--held-out", "6", "--seeds", "0"]
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch):
+    """In a copy that they may write."""
+    copied = tmp_path / "results" / "shrink"
+    copied.mkdir(parents=True)
+    for name in ("run.py", "collect.py", "README.md"):
+        shutil.copy(FOLDER / name, copied)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(copied))
+    for name in ("run", "collect"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module("run"), importlib.import_module("collect")
+    for name in ("run", "collect"):
+        sys.modules.pop(name, None)
+
+
+def test_from_a_model_to_a_table(scripts, tmp_path, monkeypatch):
+    run, collect = scripts
+    tokenizer = of_synthetic_language(LENGTH)
+    torch.manual_seed(0)
+    config = hf.GPT2Config(vocab_size=len(tokenizer), n_embd=20, n_head=5, n_layer=2, n_positions=LENGTH)
+    config.bos_token_id = config.eos_token_id = tokenizer.sep_token_id
+    save(hf.GPT2LMHeadModel(config), tmp_path / "model", tokenizer)
+    Path("text.txt").write_text("\n\n".join(synthetic.paragraphs(30, seed=0)))
+
+    def study(*words):
+        monkeypatch.setattr(sys, "argv", ["run.py", "model", "text.txt", "runs", *words, *FEW])
+        run.main()
+
+    study("--shares")
+    study("--shares", "0.2")
+    study("--shares", "0.2", "--teachers", "none")
+    found = {path.stem: json.loads(path.read_text()) for path in Path("runs/measured").glob("*.json")}
+    assert set(found) == {"whole", "adapted", "control-0", "less-20-logits-0", "less-20-none-0", "environment"}
+    assert found["control-0"]["parameters"] == found["whole"]["parameters"] > found["less-20-none-0"]["parameters"]
+    assert found["whole"]["nats"] != found["adapted"]["nats"] != found["control-0"]["nats"]
+    assert found["less-20-logits-0"]["nats"] != found["less-20-none-0"]["nats"]
+    assert found["less-20-logits-0"]["summary"]["before"]["perplexity"] == pytest.approx(perplexity(found["adapted"]), rel=1e-4)
+    before = Path("runs/measured/less-20-logits-0.json").stat().st_mtime_ns
+    study("--shares", "0.2")
+    assert Path("runs/measured/less-20-logits-0.json").stat().st_mtime_ns == before
+
+    shutil.copytree("runs/measured", collect.HERE / "measured" / "tiny")
+    collect.main()
+    result = json.loads((collect.HERE / "result.json").read_text())
+    row = result["metrics"]["tiny"]["20"]
+    gap = perplexity(found["less-20-logits-0"]) / perplexity(found["control-0"]) - 1
+    assert row["perplexity_above_control"]["mean"] == pytest.approx(gap, rel=1e-4)
+    assert result["verdicts"] == {"tiny": row["within_5_per_cent"]}
+    assert "| tiny | 20 | 1 |" in (collect.HERE / "README.md").read_text()
+
+
+def perplexity(arm: dict) -> float:
+    return math.exp(sum(arm["nats"]) / sum(arm["targets"]))
+
+
+@pytest.mark.parametrize(("gap", "says"), [(0.01, "supported"), (0.05, "undecided"), (0.09, "not supported")])
+def test_as_good_means_that_the_whole_interval_is_within_five_per_cent(scripts, gap, says):
+    _, collect = scripts
+    rng = np.random.default_rng(0)
+    targets = [100] * 40
+    shared = {"targets": targets, "parameters": 10, "updates": 1, "adapt": 1, "rate": 1, "batch": 1, "length": 1}
+    base = 300 + 10 * rng.normal(size=40)
+    speeds = {"tokens_per_second": {"before": 100.0, "after": 110.0}}
+    summary = {
+        "fewer_parameters": 0.2,
+        "pruned": {"perplexity": 9.0},
+        "before": {"flops_per_token": 125.0, "parameters": 10},
+        "after": {"flops_per_token": 100.0, "parameters": 8},
+        "reading": speeds,
+        "writing": speeds,
+    }
+    arms = [{"arm": name, "nats": list(base), **shared} for name in ("whole", "adapted")]
+    for seed in range(3):
+        arms.append({"arm": "control", "seed": seed, "nats": list(base), **shared})
+        nats = base + 100 * math.log1p(gap) + rng.normal(size=40)
+        arms.append(
+            {"arm": "less", "share": 0.2, "teacher": "logits", "seed": seed, "nats": list(nats), "summary": summary, **shared}
+        )
+    found = collect.collected(arms)["20"]
+    assert found["perplexity_above_control"]["mean"] == pytest.approx(gap, abs=0.005)
+    assert found["within_5_per_cent"] == says
+    assert found["seeds"] == [0, 1, 2]
+    assert found["speed"]["reading"] == pytest.approx(1.1)
+    assert found["speed"]["reading_share_of_bound"] == pytest.approx(1.1 / 1.25)
