@@ -3,11 +3,14 @@ same files start CPU processes (gloo), and two nodes are two launchers on one ma
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -72,6 +75,13 @@ def free_port() -> str:
         return str(s.getsockname()[1])
 
 
+def abort(nodes) -> None:
+    """End the launchers and what they started. Each process says where it is."""
+    of_nodes = [psutil.Process(node.pid) for node in nodes if node.poll() is None]
+    for process in [child for one in of_nodes for child in [*one.children(recursive=True), one]]:
+        process.send_signal(signal.SIGABRT)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_two_launched_processes_train_together(tiny_config, tmp_path, name):
@@ -80,7 +90,7 @@ def test_two_launched_processes_train_together(tiny_config, tmp_path, name):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCH / name), "--num_processes", "2"]
     launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]
     train = ["-m", "pnn", "train", str(config), "--output", str(run), "--set", "training.device=cpu"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     nodes = [
         subprocess.Popen(
             [*launch, "--machine_rank", str(rank), *train],
@@ -91,13 +101,11 @@ def test_two_launched_processes_train_together(tiny_config, tmp_path, name):
         )
         for rank in range(machines)
     ]
-    try:
-        for node in nodes:
-            output, _ = node.communicate(timeout=240)
-            assert node.returncode == 0, output[-3000:]
-    finally:
-        for node in nodes:
-            node.kill()
+    late = threading.Timer(240, abort, [nodes])
+    late.start()
+    outputs = [node.communicate()[0] for node in nodes]
+    late.cancel()
+    assert all(node.returncode == 0 for node in nodes), "\n".join(output[-9000:] for output in outputs)
     assert json.loads((run / "environment.json").read_text())["hardware"]["processes"] == 2
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 13))
