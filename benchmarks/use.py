@@ -51,7 +51,7 @@ def parts_for(text: str, bert: str, gpt2: str) -> dict[str, list[Part]]:
             Part([REWRITE], "latency", ["transformers", "onnx"]),
         ],
         "generate": [
-            Part(["ddl_small_scalar"], "generate", ["transformers"], seconds=1.0),
+            Part(["ddl_small_scalar"], "generate", ["transformers", "batches"], seconds=1.0),
             Part(DECODERS, "generate", [], seconds=1.0),
         ],
         "inference": [Part(["pnn_wikitext103", "bert_baseline"], "inference", ["naive", "transformers"], encoders)],

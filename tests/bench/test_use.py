@@ -28,6 +28,9 @@ def small(monkeypatch):
     monkeypatch.setattr(generation, "GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100})
     monkeypatch.setattr(generation, "NEW", 4)
     monkeypatch.setattr(generation, "BATCHES", (1, 3))
+    monkeypatch.setattr(generation, "MANY", 7)
+    monkeypatch.setattr(generation, "LENGTHS", (1, 6))
+    monkeypatch.setattr(generation, "MEAN", 3)
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def test_generation_stands_beside_gpt2_and_the_additive_decoder(small, decoder, 
         load_config(decoder("additive", value_channels=1, residual="additive")),
         load_config(decoder("channel")),
     ]
-    result, _ = benchmark(runs, ["generate"], ["transformers"], BRIEF, tmp_path / "out.json")
+    result, _ = benchmark(runs, ["generate"], ["transformers", "batches"], BRIEF, tmp_path / "out.json")
     assert [row["name"] for row in result["rows"][:3]] == [
         "ddl scalar, batch 1",
         "transformers gpt2, batch 1",
@@ -73,7 +76,7 @@ def test_generation_stands_beside_gpt2_and_the_additive_decoder(small, decoder, 
         f"{name}{end}"
         for name in ("ddl_generate_vs_transformers_gpt2", "ddl_scalar_generate_vs_additive", "ddl_channel_generate_vs_additive")
         for end in ("", "_batch_3")
-    }
+    } | {f"ddl_{name}_continuous_vs_batches" for name in ("scalar", "additive", "channel")}
     gpt2 = result["rows"][1]
     assert result["ratios"]["ddl_generate_vs_transformers_gpt2"] == gpt2["ours_over_it"]
     assert gpt2["tokens_per_second"]["median"] == pytest.approx(1000 / gpt2["milliseconds_per_update"])

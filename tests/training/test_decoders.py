@@ -231,10 +231,12 @@ def test_prompts_of_a_batch_do_not_see_each_others_padding(run):
         for parameter in loaded.model.parameters():  # what is learnt hardly looks back: a random model does
             parameter.normal_(std=0.5)
 
-    def continued(*prompts):
-        return [row["continuation"] for row in continue_texts(loaded, [*prompts], temperature=0, max_new_tokens=8)]
+    def continued(*prompts, at_once=16):
+        made = continue_texts(loaded, [*prompts], temperature=0, max_new_tokens=8, batch_size=at_once)
+        return [row["continuation"] for row in made]
 
-    assert continued(*prompts) == [text for prompt in prompts for text in continued(prompt)]
+    alone = [text for prompt in prompts for text in continued(prompt)]
+    assert continued(*prompts) == continued(*prompts, at_once=2) == alone
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from pnn.models.sections import model_config
 from pnn.progress import say
 
 # the first stands beside a PNN, the second beside a BERT baseline, and with the others beside every model's latency
-AGAINST = ("naive", *latency.BESIDE)
+AGAINST = ("naive", *latency.BESIDE, generation.BATCHED)
 CPU_MEMORY = "peak_memory_bytes is null: on a CPU one process times all rows, and its peak would be that of the largest"
 
 Row = dict[str, Any]

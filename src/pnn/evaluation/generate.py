@@ -1,4 +1,5 @@
-"""Continue texts with a decoder: prompts in batches, padded on the left, through transformers' own `generate`."""
+"""Continue texts with a decoder: prompts in batches, padded on the left, through transformers' own `generate`; where there are
+more of them than a batch has, our decoders go on with the next prompt where one has ended (`models/continuous`)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError, first_line
+from pnn.models.continuous import continue_all, most_probable, sampled
 from pnn.models.loading import Loaded, longest_input
+from pnn.models.registry import kind_of
 
 
 def continue_texts(
@@ -31,6 +34,14 @@ def continue_texts(
     if temperature > 0:
         settings |= {"temperature": temperature, "top_k": top_k or 0}
     torch.manual_seed(seed)
+    if len(ids) > batch_size and kind_of(model).ours and not _told_more(model):
+        choose = sampled(temperature, top_k) if temperature > 0 else most_probable
+        with torch.autocast(model.device.type, loaded.precision, enabled=loaded.precision != torch.float32):
+            added = continue_all(model, ids, max_new_tokens, {end_of_text(tokenizer)}, choose, batch_size)
+        return [
+            {"prompt": prompt, "continuation": _continuation(tokenizer, prompt, *both)}
+            for prompt, *both in zip(prompts, ids, added, strict=True)
+        ]
     out: list[dict[str, str]] = []
     for at in range(0, len(ids), batch_size):
         part = ids[at : at + batch_size]
@@ -57,6 +68,13 @@ def continue_texts(
         for prompt, before, added in zip(prompts[at : at + batch_size], part, made[:, longest:].tolist(), strict=True):
             out.append({"prompt": prompt, "continuation": _continuation(tokenizer, prompt, before, added)})
     return out
+
+
+def _told_more(model: PreTrainedModel) -> bool:
+    """Whether its generation_config.json says more than which tokens are special: `generate` knows how to follow that."""
+    known = {"transformers_version", "_from_model_config", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"}
+    told: Any = model.generation_config
+    return bool(told.to_diff_dict().keys() - known)
 
 
 def _continuation(tokenizer: PreTrainedTokenizerFast, prompt: str, before: list[int], added: list[int]) -> str:

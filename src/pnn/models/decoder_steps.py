@@ -24,18 +24,18 @@ MOST = 4  # sizes of buffers that stay with a model
 
 
 class Steps:
-    """Steps of one token for texts of one number, with room for `capacity` tokens each."""
+    """Steps of one token for texts of one number (those of the cache, or `rows`), with room for `capacity` tokens each."""
 
-    def __init__(self, cache: DecoderCache, capacity: int):
+    def __init__(self, cache: DecoderCache, capacity: int, rows: int | None = None):
         first = cache.layers[0].keys
-        batch, device = len(first), first.device
+        batch, device = rows or len(first), first.device
 
         def room(x: Tensor) -> Tensor:
             return x.new_zeros(batch, x.shape[1], capacity, x.shape[3])
 
         self.capacity, self.length = capacity, 0
         self.keys, self.values = ([room(getattr(one, kind)) for one in cache.layers] for kind in ("keys", "values"))
-        self.histories = {name: torch.zeros_like(history) for name, history in cache.histories.items()}
+        self.histories = {name: one.new_zeros(batch, *one.shape[1:]) for name, one in cache.histories.items()}
         self.seen = torch.zeros(batch, capacity, dtype=torch.bool, device=device)
         self.ids, self.positions = (torch.zeros(batch, 1, dtype=torch.long, device=device) for _ in range(2))
         self.real = torch.ones(batch, 1, dtype=torch.bool, device=device)
@@ -67,6 +67,19 @@ class Steps:
         self.seen[:, : self.length] = True if keep is None else keep
         self.owner = ref(cache)
 
+    def put(self, rows: list[int], cache: DecoderCache, keep: Tensor, before: int) -> None:
+        """The texts of a cache into these rows, in the places before this one, going round. Nothing else is seen there then."""
+        length = keep.shape[1]
+        places = (torch.arange(before - length, before, device=keep.device) % self.capacity).expand(len(rows), -1)
+        into = torch.tensor(rows, device=keep.device)[:, None], places
+        for mine, theirs in ((self.keys, "keys"), (self.values, "values")):
+            for buffer, layer in zip(mine, cache.layers, strict=True):
+                buffer.transpose(1, 2)[into] = getattr(layer, theirs).transpose(1, 2)
+        for name, history in cache.histories.items():
+            self.histories[name][into[0][:, 0]] = history
+        self.seen[into[0][:, 0]] = False
+        self.seen[into] = keep
+
     def give_back(self, cache: DecoderCache) -> None:
         for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True):
             layer.keys, layer.values = (x[:, :, : self.length].clone() for x in (keys, values))
@@ -81,17 +94,21 @@ class Steps:
         return model.next_logits(self.ids, self.positions, Past(self.seen[:, None, None], self), self.real)
 
     def feed(self, ids: Tensor, positions: Tensor | None, real: Tensor | None) -> None:
-        """One more token for each text."""
-        self.at.fill_(self.length)
-        self.ids.copy_(ids)
+        """One more token for each text, behind the others."""
         if real is None:
             self.real.fill_(True)
         else:
             self.real.copy_(real)
         if positions is None:  # counts real tokens, as the model does
             positions = self.seen[:, : self.length].sum(-1, keepdim=True)
-        self.positions.copy_(positions)
+        self.write(self.length, ids, positions)
         self.length += 1
+
+    def write(self, place: int, ids: Tensor, positions: Tensor) -> None:
+        """What the next step reads, and where it remembers it."""
+        self.at.fill_(place)
+        self.ids.copy_(ids)
+        self.positions.copy_(positions)
 
 
 _STEPS: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], dict[Any, Steps]]] = WeakKeyDictionary()
@@ -119,6 +136,13 @@ def recorded_step(
 
 def capacity_for(tokens: int, most: int) -> int:
     return min(most, 1 << (tokens + ROOM - 1).bit_length())
+
+
+def may_record(model: Any) -> bool:
+    """Whether a step of this model can be recorded here at all."""
+    device = model.device
+    computed = kernels_compute(device, products_in(device, model.dtype))
+    return computed and not model.training and where_weights_lie(model) is not None and room_to_record()
 
 
 def _steps_for(model: Any, cache: DecoderCache) -> Steps | None:
