@@ -1,9 +1,9 @@
 """What a run is: typed dataclasses ⇄ YAML. An unknown key or a wrong type is an error that names the key.
 
-A run has four sections. `model` is the architecture (`type: pnn`, `bert` or `ddl`; or `type: transformers` with one of its
-decoders as `architecture`) with any field of its Hugging Face config; `data`, `training` and `evaluation` are the dataclasses
-below. Published rows live in `pnn/configs/*.yaml`. A file that extends one with a model of another kind takes nothing from
-that model.
+A run has four sections, and a fifth if its model is to change its shape while it trains. `model` is the architecture
+(`type: pnn`, `bert` or `ddl`; or `type: transformers` with one of its decoders as `architecture`) with any field of its Hugging
+Face config; `data`, `training`, `evaluation` and `plasticity` are the dataclasses below. Published rows live in
+`pnn/configs/*.yaml`. A file that extends one with a model of another kind takes nothing from that model.
 """
 
 from __future__ import annotations
@@ -100,12 +100,28 @@ class EvaluationConfig:
 
 
 @dataclass
+class PlasticityConfig:
+    """Heads and neurons that go and come while a model trains (`plasticity/in_training`). `start` and `end` are shares of those
+    that the `model` section has."""
+
+    kinds: list[str] = field(default_factory=lambda: ["head", "neuron"])  # what goes and comes
+    start: float = 0.5  # the share of its heads and neurons that the model begins with
+    end: float = 1.0  # the share that it ends with; its size moves there in even steps
+    changes: int = 10  # how often it changes, at even distances
+    until: float = 0.7  # the share of the run by which it has its last shape
+    turnover: float = 0.0  # of those that are there, the share that each change takes out and grows anew
+    prune_by: str = "fisher"  # who goes: the lowest "fisher", "gradient", "magnitude", or "random"
+    grow_by: str = "random"  # where new ones grow: "random", or in proportion to the "gradient" that layers get
+
+
+@dataclass
 class RunConfig:
     name: str = "run"
     model: dict[str, Any] = field(default_factory=lambda: {"type": "pnn"})
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    plasticity: PlasticityConfig | None = None
 
     @property
     def kind(self) -> Kind:
@@ -113,7 +129,10 @@ class RunConfig:
         return of_section(self.model)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        given = dataclasses.asdict(self)
+        if self.plasticity is None:  # most runs keep their shape, and say nothing of it
+            del given["plasticity"]
+        return given
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
@@ -128,6 +147,9 @@ CHOICES = {
     "training.precision": ("auto", "fp32", "fp16", "bf16"),
     "training.device": ("auto", "cpu", "cuda"),
 }
+PLASTIC_KINDS = ("head", "neuron")
+PRUNE_BY = ("fisher", "gradient", "magnitude", "random")
+GROW_BY = ("random", "gradient")
 TRACKERS = ("wandb", "mlflow", "trackio")
 POSITIVE = (
     *("data." + k for k in ("vocab_size", "max_length", "max_sequences", "validation_sequences", "synthetic_paragraphs")),
@@ -148,6 +170,8 @@ def typed(value: Any, expected: Any, key: str) -> Any:
         if value is None and type(None) in options:
             return None
         for option in options:
+            if dataclasses.is_dataclass(option):  # what is wrong inside is told of its own key
+                return typed(value, option, key)
             if option is not type(None):
                 try:
                     return typed(value, option, key)
@@ -243,7 +267,26 @@ def validate(config: RunConfig) -> RunConfig:
             f"training.batch_size: {config.training.batch_size} does not divide "
             f"training.effective_batch_size {config.training.effective_batch_size}"
         )
+    if config.plasticity is not None:
+        _validate_plasticity(config.plasticity, config.training)
     return config
+
+
+def _validate_plasticity(asked: PlasticityConfig, training: TrainingConfig) -> None:
+    for key in ("start", "end", "until"):
+        if not 0 < getattr(asked, key) <= 1:
+            raise UserError(f"plasticity.{key}: must lie above 0 and up to 1, got {getattr(asked, key)}")
+    if not 0 <= asked.turnover < 1:
+        raise UserError(f"plasticity.turnover: must be at least 0 and below 1, got {asked.turnover}")
+    if asked.changes < 1:
+        raise UserError(f"plasticity.changes: must be above zero, got {asked.changes}")
+    for key, choices in {"prune_by": PRUNE_BY, "grow_by": GROW_BY}.items():
+        if getattr(asked, key) not in choices:
+            raise UserError(f"plasticity.{key}: {getattr(asked, key)!r} is none of {', '.join(choices)}")
+    if not asked.kinds or len({*asked.kinds}) < len(asked.kinds) or not {*asked.kinds} <= {*PLASTIC_KINDS}:
+        raise UserError(f"plasticity.kinds: expected a list of {' and '.join(PLASTIC_KINDS)}, got {asked.kinds}")
+    if training.compile:
+        raise UserError("training.compile: true, but a model that changes its shape is not compiled: leave it at null")
 
 
 def without_removed(raw: dict[str, Any]) -> dict[str, Any]:

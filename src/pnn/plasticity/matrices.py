@@ -81,22 +81,27 @@ class Projection:
 
     def rearrange(self, positions: Sequence[int | None]) -> None:
         """New parameters that hold the heads of these positions, in this order; None is a new head of zeros."""
-        count = self.count
-        self.module.weight = _rearranged(self.weight, self.dim, self.width, len(self.roles), count, positions)
-        if self.bias is not None:
-            self.module.bias = _rearranged(self.bias, 0, self.width, len(self.roles), count, positions)
+        weight, bias = self.weight, self.bias
+        if bias is not None:  # first: how many heads there are is read from the weight
+            self.module.bias = nn.Parameter(self.rearranged(bias, positions), requires_grad=bias.requires_grad)
+        self.module.weight = nn.Parameter(self.rearranged(weight, positions), requires_grad=weight.requires_grad)
         size = len(self.roles) * self.width * len(positions)
         names = ("nx", "nf") if self.transposed else ("in_features", "out_features")
         setattr(self.module, names[0 if self.is_output else 1], size)
 
+    def rearranged(self, like: Tensor, positions: Sequence[int | None], *, mean: bool = False) -> Tensor:
+        """Of something of the weight's shape, or of the bias's: the heads of these positions, in this order. None is a new one,
+        of zeros or of the mean of all heads that are there."""
+        dim, count = self.dim if like.dim() > 1 else 0, self.count
+        before, shape, after = like.shape[:dim], (len(self.roles), count, self.width), like.shape[dim + 1 :]
+        heads = like.detach().unflatten(dim, shape) if count else like.new_zeros(*before, *shape, *after)
+        zeros = like.new_zeros(*before, len(self.roles), 1, self.width, *after)
+        new = heads.mean(dim + 1, keepdim=True) if mean and count else zeros
+        # behind the others, where a None picks it
+        index = torch.tensor([count if at is None else at for at in positions], dtype=torch.long, device=like.device)
+        return torch.cat((heads, new), dim=dim + 1).index_select(dim + 1, index).flatten(dim, dim + 2).contiguous()
 
-def _rearranged(
-    old: nn.Parameter, dim: int, width: int, roles: int, count: int, positions: Sequence[int | None]
-) -> nn.Parameter:
-    shape = (roles, count, width)
-    heads = old.detach().unflatten(dim, shape) if count else old.new_zeros(*old.shape[:dim], *shape, *old.shape[dim + 1 :])
-    # one head of zeros behind the others is what a None picks
-    padded = torch.cat((heads, heads.new_zeros(*heads.shape[: dim + 1], 1, *heads.shape[dim + 2 :])), dim=dim + 1)
-    index = torch.tensor([count if at is None else at for at in positions], dtype=torch.long, device=old.device)
-    new = padded.index_select(dim + 1, index).flatten(dim, dim + 2).contiguous()
-    return nn.Parameter(new, requires_grad=old.requires_grad)
+    def spreads(self) -> dict[str, float]:
+        """The standard deviation of the weights of each role."""
+        roles = self.weight.detach().unflatten(self.dim, (len(self.roles), -1)).unbind(self.dim)
+        return {role: float(one.float().std()) for role, one in zip(self.roles, roles, strict=True)}

@@ -113,8 +113,19 @@ def size(model: PreTrainedModel, length: int) -> dict[str, Any]:
     }
 
 
+def training_flops_per_token(model: PreTrainedModel, length: float, asked: float = MASKED) -> float:
+    """Three times those of a forward pass, which reads the vocabulary after every step whose loss counts. `asked`: the share of
+    an encoder's tokens that are predicted."""
+    config, kind = model.config, kind_of(model)
+    read = 1
+    if kind.has_steps:
+        read = config.num_steps if config.step_weights is None else sum(weight > 0 for weight in config.step_weights)
+    more = (read - 1) * (1.0 if kind.causal else asked) * 2 * model.get_output_embeddings().weight.numel()
+    return 3 * (flops_per_token(model, length, asked) + more)
+
+
 @torch.no_grad()
-def flops_per_token(model: PreTrainedModel, length: int) -> float:
+def flops_per_token(model: PreTrainedModel, length: float, asked: float = MASKED) -> float:
     """Of a forward pass, counted from which matrices it passes and how often."""
     architecture = architecture_of(model)
     causal = kind_of(model).causal
@@ -125,7 +136,7 @@ def flops_per_token(model: PreTrainedModel, length: int) -> float:
 
     def count(module: Any, args: Any, output: Tensor) -> None:
         nonlocal total
-        share = MASKED if module is read_out and not causal else 1.0
+        share = asked if module is read_out and not causal else 1.0
         total += 2 * share * module.weight.numel()
         part = outputs.get(id(module))
         if part is not None:
@@ -135,7 +146,8 @@ def flops_per_token(model: PreTrainedModel, length: int) -> float:
         for module in model.modules():
             if isinstance(module, nn.Linear | Conv1D):
                 stack.callback(module.register_forward_hook(count).remove)
-        ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)  # each token passes the same matrices
+        # each token passes the same matrices; of padding transformers would warn
+        ids = torch.full((1, 2), int(model.config.pad_token_id == 0), device=model.device)
         model(**prepared(model, {"input_ids": ids, "labels": None}))
     return total
 

@@ -147,8 +147,9 @@ def rearrange(model: PreTrainedModel, maps: Mapping[str, Sequence[Sequence[int]]
             if new_map[layer] != old:
                 _rearrange_block(architecture, kind, block, old, new_map[layer])
         original = list(range(architecture.original(kind, model.config)))
-        if kind == HEAD or any(row != original for row in new_map):
-            setattr(model.config, f"{kind}_map", new_map)
+        differs = kind == HEAD or any(row != original for row in new_map)
+        if differs or getattr(model.config, f"{kind}_map", None) is not None:
+            setattr(model.config, f"{kind}_map", new_map if differs else None)
     for layer in gone:
         architecture.empty(blocks[layer])
     if gone:

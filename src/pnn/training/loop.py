@@ -13,6 +13,7 @@ import math
 import signal
 import time
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -52,7 +53,7 @@ class Trainer:
     def __init__(self, config: RunConfig, run: Path, resume: bool = False, quiet: bool = False):
         self.config, self.run, self.quiet = config, run, quiet
         mixed_precision, on_gpu = precision_of(config)
-        self.compiled = compiles(config.training, on_gpu)
+        self.compiled = compiles(config.training, on_gpu) and config.plasticity is None  # what changes shape stays as it is
         # several runs in one process may differ in precision and device; processes that are connected stay so
         AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
         self.accelerator = Accelerator(
@@ -66,6 +67,10 @@ class Trainer:
             raise UserError(
                 "leave out the launcher's gradient_accumulation_steps: it follows from training.effective_batch_size"
             )
+        if config.plasticity is not None and self.accelerator.num_processes > 1:
+            raise UserError(
+                f"plasticity: a model that changes its shape trains in one process, not in {self.accelerator.num_processes}"
+            )
         # What can be wrong is found before anything is written: the config's model, the folder, the text, the tokenizer.
         check_trackers(config)
         width = getattr(model_config(config.model), "hidden_size", 256)
@@ -77,6 +82,8 @@ class Trainer:
         if not on_gpu and self.accelerator.num_processes == 1:  # launchers share out the cores of several processes
             self.where += " " + choose_threads(run, resume, width)
         self.model = self._build()
+        self.plasticity = self._plasticity()
+        self.flops = 0.0  # of all updates so far, counted only where they differ
         self.optimizer = make_optimizer(self.model, config.training)
         if self.is_main:
             runs.claim(run, config, resume)
@@ -132,6 +139,14 @@ class Trainer:
             leave_out_logits(model)
         return model
 
+    def _plasticity(self) -> Any:
+        """What changes the model's shape between updates, if anything does. Makes the model as small as it begins."""
+        if self.config.plasticity is None:
+            return None
+        in_training = import_module("pnn.plasticity.in_training")  # stands above this file
+        lengths = self.prepared.train.lengths[self.prepared.train_sequences]
+        return in_training.InTraining(self.config, self.model, lengths, self.plan.updates)
+
     def _restore(self) -> int:
         """Continue from the last checkpoint; returns its place in the stream."""
         folder = self.run / "checkpoints" / "last"
@@ -146,6 +161,9 @@ class Trainer:
                 f"cannot resume {self.run}: its text or tokenizer is no longer what it was trained on "
                 f"({', '.join(map(str, text))} then, {', '.join(map(str, self._text()))} now)"
             )
+        if self.plasticity is not None:
+            self.plasticity.resume(self.optimizer, folder)
+            self.flops = state["training_flops"]
         checkpoint.load_weights(self.model, folder)
         self.model.to(self.accelerator.device)
         checkpoint.load_optimizer(self.model, self.optimizer, folder)
@@ -188,6 +206,8 @@ class Trainer:
                     self.position = update.position
                     self.unchecked.append((self.step, torch.stack((loss, norm))))
                     tokens_since += update.tokens
+                    if self.plasticity is not None:
+                        self.flops += self.plasticity.flops_per_token * update.tokens
                     note = None
                     done = self.step == plan.updates
                     if self.step % config.log_every == 0 or done:
@@ -204,9 +224,14 @@ class Trainer:
                             "tokens_per_second": tokens_since / (now - started),
                             "seconds": self.seconds,
                         }
+                        if self.plasticity is not None:
+                            row["training_flops"] = self.flops
                         started, tokens_since = now, 0
                         self._log(metrics, row)
                         note = f"loss {row['loss']:.3f}  {row['tokens_per_second']:,.0f} tokens/s"
+                    if self.plasticity is not None and self.plasticity.due(self.step):
+                        self._check_finite()
+                        self._log(metrics, self.plasticity.change(self.optimizer, self.step))
                     bars.update(name, self.step, note)
                     stop = self._agreed_signal()
                     if self.step % config.evaluate_every == 0 or done:
@@ -359,6 +384,8 @@ class Trainer:
                     "text": self._text(),
                     "scaler": scaler.state_dict() if scaler is not None else None,
                 }
+                if self.plasticity is not None:
+                    state["training_flops"] = self.flops
                 checkpoint.save_checkpoint(folder, self.model, self.prepared.tokenizer, self.optimizer, state)
             if self.best_step == self.step:
                 point(checkpoints / "best", folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +95,28 @@ def with_average(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def _copy(parameters: list[Tensor], values: list[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
         parameter.copy_(value)
+
+
+def moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[Tensor, Tensor]:
+    """Running averages of a parameter's gradient and of its square; Muon keeps the first, whose square stands for the second.
+    Zeros before the first update."""
+    state = optimizer.state.get(parameter) or {}
+    if "exp_avg" in state:
+        return state["exp_avg"], state["exp_avg_sq"]
+    first = state.get("momentum_buffer", torch.zeros_like(parameter))
+    return first, first.square()
+
+
+def replace_parameters(optimizer: torch.optim.Optimizer, new: Mapping[Tensor, tuple[nn.Parameter, dict[str, Tensor]]]) -> None:
+    """Put each parameter's successor, with its state, in its place."""
+    for group in optimizer.param_groups:
+        group["params"][:] = [new[p][0] if p in new else p for p in group["params"]]
+    for old, (parameter, state) in new.items():
+        optimizer.state.pop(old, None)
+        if state:
+            optimizer.state[parameter] = state
+        if isinstance(optimizer, Muon) and old in optimizer.parts:
+            optimizer.parts[parameter] = optimizer.parts.pop(old)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
