@@ -37,9 +37,10 @@ def without_deadline(count: int) -> Any:
 
 
 def keys() -> list[tuple[str, ...]]:
-    from pnn.config import RunConfig
+    from pnn.config import PlasticityConfig, RunConfig
 
-    sections = [(one.name, one.default_factory) for one in dataclasses.fields(RunConfig) if one.name not in ("name", "model")]
+    known = [one for one in dataclasses.fields(RunConfig) if one.name not in ("name", "model", "plasticity")]
+    sections = [*((one.name, one.default_factory) for one in known), ("plasticity", PlasticityConfig)]
     own = [(name, one.name) for name, make in sections for one in dataclasses.fields(make())]  # type: ignore[operator, misc]
     return [("name",), *own, *(("model", name) for name in FIELDS), ("extends",), ("evaluation", "sets", "x")]
 

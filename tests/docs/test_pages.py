@@ -43,6 +43,7 @@ CORPUS = ["data.synthetic_paragraphs=300", "data.validation_sequences=30", "trai
 FEW = ["--sequences", "10"]
 TINY = {  # what the tests add to a command
     "quickstart": [word for key in [*CORPUS, "training.max_steps=4"] for word in ("--set", key)],
+    "train gpt2_tiny --set": ["--max-steps", "16", *(word for key in CORPUS for word in ("--set", key))],  # ten changes
     "train": ["--max-steps", "3", *(word for key in CORPUS for word in ("--set", key))],
     "analyze": FEW,
     "evidence": FEW,

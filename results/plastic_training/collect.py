@@ -1,0 +1,120 @@
+"""From the runs of run.sh to result_MODEL_SIZE.json and the tables of README.md.
+
+python results/plastic_training/collect.py MODEL SIZE RUNS
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from arms import ARMS, MODELS, PAIRS, SIZES
+
+from pnn.errors import UserError
+from pnn.files import write_between, write_json
+from pnn.numbers import estimate, short_count
+from pnn.runs import BY_SEQUENCE, check_commit, read_config, read_environment, read_json, read_metrics
+from pnn.stats import Estimate, seeds_and_sequences, student
+
+HERE = Path(__file__).parent
+TEXT = "validation"
+
+
+def runs_of(name: str, folder: Path) -> list[Path]:
+    found = sorted(path.parent for path in (folder / "main" / name).glob("seed-*/evaluation.json"))
+    if not found:
+        raise UserError(f"{folder / 'main' / name}: no finished run")
+    for run in found:
+        check_commit(run)
+    return found
+
+
+def row(name: str, folder: Path) -> dict[str, Any]:
+    runs = runs_of(name, folder)
+    ends = [[row for row in read_metrics(run / "metrics.jsonl") if "training_flops" in row][-1] for run in runs]
+    losses = [read_json(run / "evaluation.json")["loss"] for run in runs]
+    return {
+        "arm": ARMS[name].told,
+        "updates": read_config(runs[0]).training.max_steps,
+        "parameters": read_json(runs[0] / "evaluation.json")["parameters"],
+        "training_flops": mean(end["training_flops"] for end in ends),
+        "seconds_by_seed": [end["seconds"] for end in ends],
+        "loss": student(losses).as_json(),
+        "loss_by_seed": losses,
+    }
+
+
+def difference(one: str, other: str, folder: Path) -> dict[str, Any]:
+    """Of losses, paired by seed and by window of text."""
+    totals = {name: {run.name: read_json(run / BY_SEQUENCE)[TEXT] for run in runs_of(name, folder)} for name in (one, other)}
+    seeds = sorted(totals[one].keys() & totals[other].keys())
+    gains = np.array([np.subtract(totals[one][seed]["loss"], totals[other][seed]["loss"]) for seed in seeds])
+    trials = np.array(totals[one][seeds[0]]["targets"], dtype=np.float64)
+    drawn, by_seed = seeds_and_sequences(gains, trials), student((gains.sum(1) / trials.sum()).tolist())
+    return {
+        "arms": [one, other],
+        "seeds": len(seeds),
+        "over_seeds_and_windows": drawn.as_json(),
+        "over_seeds": by_seed.as_json(),
+        "verdict": verdict(drawn, by_seed),
+    }
+
+
+def verdict(*intervals: Estimate) -> str:
+    """Both intervals have to say so: that over windows knows little of seeds, that over three seeds little of anything."""
+    if all(one.high < 0 for one in intervals):
+        return "better"
+    return "worse" if all(one.low > 0 for one in intervals) else "undecided"
+
+
+def tables(rows: dict[str, dict[str, Any]], found: dict[str, list[dict[str, Any]]]) -> str:
+    full, seconds = rows["full"], mean(rows["full"]["seconds_by_seed"])
+    lines = [
+        "| arm | updates | parameters | FLOPs / `full` | seconds / `full` | loss, three seeds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in rows.items():
+        spent = one["training_flops"] / full["training_flops"], mean(one["seconds_by_seed"]) / seconds
+        cells = (f"`{name}`: {one['arm']}", f"{one['updates']:,}", short_count(one["parameters"]), *(f"{x:.2f}" for x in spent))
+        lines.append(f"| {' | '.join(cells)} | {estimate(one['loss'], 4)} |")
+    lines += ["", "| question | loss of | less that of | over seeds and windows | over seeds | |", "|---|---|---|---|---|---|"]
+    for question, pairs in found.items():
+        for pair in pairs:
+            one, other = pair["arms"]
+            ends = (estimate(pair[key], 4, plus=True) for key in ("over_seeds_and_windows", "over_seeds"))
+            lines.append(f"| {question} | `{one}` | `{other}` | {' | '.join(ends)} | {pair['verdict']} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    if len(sys.argv) != 4 or sys.argv[1] not in MODELS or sys.argv[2] not in SIZES:
+        raise SystemExit(__doc__)
+    model, size, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    rows = {name: row(name, folder) for name in ARMS}
+    found = {question: [difference(*pair, folder) for pair in pairs] for question, pairs in PAIRS.items()}
+    departures = [f"{name}: {len(one['loss_by_seed'])} seeds" for name, one in rows.items() if len(one["loss_by_seed"]) != 3]
+    result = {
+        "question": "Does a model that grows, or that prunes and grows anew, while it trains predict better than the small and "
+        "the full model at equal FLOPs or equal time?",
+        "model": model,
+        "size": size,
+        "seeds": min(len(one["loss_by_seed"]) for one in rows.values()),
+        "hardware": read_environment(runs_of("full", folder)[0])["hardware"],
+        "costs": read_json(folder / "configs" / "costs.json")["flops_and_seconds"],
+        "arms": rows,
+        "differences": found,
+        "departures": departures,
+        "command": f"results/plastic_training/run.sh {model} {size} RUNS && "
+        f"python results/plastic_training/collect.py {model} {size} RUNS",
+    }
+    write_json(HERE / f"result_{model}_{size}.json", result)
+    told = tables(rows, found) + "".join(f"\n\nOtherwise than planned: {one}." for one in departures)
+    write_between(HERE / "README.md", f"{model} {size}", told)
+    print(told)
+
+
+if __name__ == "__main__":
+    main()
