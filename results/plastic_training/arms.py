@@ -10,6 +10,7 @@ that grows from 1/2 to 1 costs what its mean size costs. What each run has reall
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -123,13 +124,17 @@ def costs(model: str, size: Size, length: int, rows: int, device: torch.device) 
     return {name: (training_flops_per_token(one, length), median(times[name])) for name, one in models.items()}
 
 
-def updates_of(arm: Arm, full: int, cost: dict[str, tuple[float, float]]) -> int:
+def cost_of_update(shape: PlasticityConfig, cost: Mapping[str, Sequence[float]], budget: str) -> float:
+    """The mean over a run, as a share of what an update of the full model costs."""
+    at = ("flops", "seconds").index(budget)
+    small, full = cost["small"][at], cost["full"][at]
+    return (small + (full - small) * (mean_share(shape) - SMALL) / (1 - SMALL)) / full
+
+
+def updates_of(arm: Arm, full: int, cost: Mapping[str, Sequence[float]]) -> int:
     if arm.budget == "updates":
         return full if arm.of == "full" else updates_of(ARMS[arm.of], full, cost)
-    at = ("flops", "seconds").index(arm.budget)
-    small, whole = cost["small"][at], cost["full"][at]
-    mine = small + (whole - small) * (mean_share(arm.shape) - SMALL) / (1 - SMALL)
-    return round(full * whole / mine)
+    return round(full / cost_of_update(arm.shape, cost, arm.budget))
 
 
 def config_of(name: str, model: str, size: Size, updates: int) -> dict[str, Any]:

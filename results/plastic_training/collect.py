@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from arms import ARMS, MODELS, PAIRS, SIZES
+from arms import ARMS, MODELS, PAIRS, SIZES, cost_of_update
 
 from pnn.errors import UserError
 from pnn.files import write_between, write_json
@@ -32,15 +32,20 @@ def runs_of(name: str, folder: Path) -> list[Path]:
     return found
 
 
-def row(name: str, folder: Path) -> dict[str, Any]:
+def row(name: str, folder: Path, cost: dict[str, Any]) -> dict[str, Any]:
+    """`time`: in updates of the full model, by what the two sizes took side by side. A run's own clock also counts what else
+    the machine did."""
     runs = runs_of(name, folder)
+    updates = read_config(runs[0]).training.max_steps
+    assert updates is not None
     ends = [[row for row in read_metrics(run / "metrics.jsonl") if "training_flops" in row][-1] for run in runs]
     losses = [read_json(run / "evaluation.json")["loss"] for run in runs]
     return {
         "arm": ARMS[name].told,
-        "updates": read_config(runs[0]).training.max_steps,
+        "updates": updates,
         "parameters": read_json(runs[0] / "evaluation.json")["parameters"],
         "training_flops": mean(end["training_flops"] for end in ends),
+        "time": updates * cost_of_update(ARMS[name].shape, cost, "seconds"),
         "seconds_by_seed": [end["seconds"] for end in ends],
         "loss": student(losses).as_json(),
         "loss_by_seed": losses,
@@ -71,13 +76,12 @@ def verdict(*intervals: Estimate) -> str:
 
 
 def tables(rows: dict[str, dict[str, Any]], found: dict[str, list[dict[str, Any]]]) -> str:
-    full, seconds = rows["full"], mean(rows["full"]["seconds_by_seed"])
     lines = [
-        "| arm | updates | parameters | FLOPs / `full` | seconds / `full` | loss, three seeds |",
+        "| arm | updates | parameters | FLOPs / `full` | time / `full` | loss, three seeds |",
         "|---|---|---|---|---|---|",
     ]
     for name, one in rows.items():
-        spent = one["training_flops"] / full["training_flops"], mean(one["seconds_by_seed"]) / seconds
+        spent = [one[key] / rows["full"][key] for key in ("training_flops", "time")]
         cells = (f"`{name}`: {one['arm']}", f"{one['updates']:,}", short_count(one["parameters"]), *(f"{x:.2f}" for x in spent))
         lines.append(f"| {' | '.join(cells)} | {estimate(one['loss'], 4)} |")
     lines += ["", "| question | loss of | less that of | over seeds and windows | over seeds | |", "|---|---|---|---|---|---|"]
@@ -93,7 +97,8 @@ def main() -> None:
     if len(sys.argv) != 4 or sys.argv[1] not in MODELS or sys.argv[2] not in SIZES:
         raise SystemExit(__doc__)
     model, size, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    rows = {name: row(name, folder) for name in ARMS}
+    cost = read_json(folder / "configs" / "costs.json")["flops_and_seconds"]
+    rows = {name: row(name, folder, cost) for name in ARMS}
     found = {question: [difference(*pair, folder) for pair in pairs] for question, pairs in PAIRS.items()}
     departures = [f"{name}: {len(one['loss_by_seed'])} seeds" for name, one in rows.items() if len(one["loss_by_seed"]) != 3]
     result = {
@@ -103,7 +108,7 @@ def main() -> None:
         "size": size,
         "seeds": min(len(one["loss_by_seed"]) for one in rows.values()),
         "hardware": read_environment(runs_of("full", folder)[0])["hardware"],
-        "costs": read_json(folder / "configs" / "costs.json")["flops_and_seconds"],
+        "costs": cost,
         "arms": rows,
         "differences": found,
         "departures": departures,
