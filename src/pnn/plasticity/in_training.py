@@ -17,7 +17,7 @@ which is how much the layer is asked to put out something else (`gradient`).
 
 A new unit's inputs are as spread out as its layer's; its biases and W are zero. So the model computes what it did, and W learns
 first. The optimiser keeps what it knows of all that stays. Of new units m is zero and v the mean of their layer's: with zeros
-Adam's steps, m / √v, would be up to 6.5 times as long as the rate says, because v fills more slowly than m. A running average
+Adam's steps, m / √v, would be up to 6.6 times as long as the rate says, because v fills more slowly than m. A running average
 of the weights begins anew for them.
 
 Units go and come in portions, a head or some neighbouring neurons (`budget.group_of`), and each layer keeps one of each kind.
