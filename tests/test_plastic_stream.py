@@ -11,10 +11,13 @@ import pytest
 import torch
 import transformers as hf
 
+from pnn.errors import UserError
+from pnn.files import write_json
 from pnn.plasticity import Text
+from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED
 
 FOLDER = Path(__file__).parents[1] / "results" / "plastic_stream"
-NAMES = ("stream", "run")
+NAMES = ("stream", "run", "collect")
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +122,24 @@ def test_a_cut_vocabulary_gives_the_same_logits_for_the_tokens_that_stay(stream,
         with torch.no_grad():
             whole, smaller = model(text.held_out).logits, cut(texts[name].held_out).logits
         assert torch.allclose(whole[..., kept], smaller, atol=1e-5)
+
+
+def test_verdicts_are_paired_by_seed_and_the_best_choice_is_each_seeds_own(scripts, tmp_path):
+    collect, stream = scripts["collect"], scripts["stream"]
+    level = dict.fromkeys(scripts["run"].ARMS, 0.5)  # above what a seed's rows cost
+    level |= {str(stream.PLAIN[stream.RATES[0]]): 0.1, str(stream.CYCLES[stream.RATES[0]]): 0.0, "controller": 0.01}
+    for number, (arm, above) in enumerate(level.items()):
+        for seed in range(3):
+            jitter = 0.0002 * seed * number
+            losses = [{"a": 3.0 + seed + above + jitter, "b": 4.0 + seed + above + jitter}] * 2
+            rounds = [{"domain": name, "losses": of} for name, of in zip("ab", losses, strict=True)]
+            write_json(tmp_path / f"{number}-{seed}.json", {"arm": arm, "seed": seed, "plan": {}, "rounds": rounds})
+    found = collect.findings(collect.read(tmp_path)[0])
+    verdicts = {name: one["verdict"] for name, one in found.items()}
+    low, high = (f"overall {rate:g}" for rate in stream.RATES)
+    assert (verdicts[low], verdicts[high]) == (SUPPORTED, UNDECIDED)  # by 0.1 in each seed; by jitter alone
+    assert found[low]["effect"]["value"] == pytest.approx(0.1, abs=0.01)
+    assert (verdicts["learning"], verdicts["near"], verdicts["ahead"]) == (SUPPORTED, SUPPORTED, NOT_SUPPORTED)
+    (tmp_path / "0-2.json").unlink()
+    with pytest.raises(UserError, match="lacks some arms"):
+        collect.read(tmp_path)
