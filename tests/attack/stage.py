@@ -120,10 +120,10 @@ def quick() -> None:
 
     import pnn.training.jobs as jobs
     import pnn.training.loop as loop
-    from pnn.evaluation import calibrate
+    from pnn.evaluation import choosing
     from pnn.plasticity import measure
 
-    measure.take_turns = calibrate.take_turns = _untimed
+    measure.take_turns = choosing.take_turns = _untimed
     # the seconds in a checkpoint have as many digits in every run, so that damage hits the same places
     ticks = itertools.count()
     loop.time = SimpleNamespace(perf_counter=lambda: next(ticks) / 8, monotonic=time.monotonic)  # type: ignore[assignment]

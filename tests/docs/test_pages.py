@@ -194,7 +194,7 @@ def here(tmp_path, monkeypatch, forked_jobs):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    monkeypatch.setattr("pnn.evaluation.calibrate.SECONDS", 0.01)
+    monkeypatch.setattr("pnn.evaluation.choosing.SECONDS", 0.01)
     (tmp_path / "launch").symlink_to(ROOT / "launch")
     return tmp_path
 

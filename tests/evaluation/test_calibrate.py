@@ -13,8 +13,9 @@ from torch import nn
 import pnn
 from pnn import runs
 from pnn.errors import UserError
-from pnn.evaluation import calibrate as room
-from pnn.evaluation.calibrate import calibrate, check_can_be_calibrated, fastest, settings, store
+from pnn.evaluation import choosing as room
+from pnn.evaluation.calibrate import calibrate
+from pnn.evaluation.choosing import check_can_be_calibrated, fastest, settings, store
 from pnn.evaluation.masked import evaluate_masked
 from pnn.models.loading import load_run
 from pnn.nn.packing import only_at
@@ -48,7 +49,7 @@ class Embedded(nn.Module):
 
 @pytest.fixture
 def counting(monkeypatch):
-    monkeypatch.setattr(room, "halting_settings", lambda model, batch: [])  # it has no attention that could leave tokens out
+    monkeypatch.setattr(room, "halting_settings", lambda *_: [])  # it has no attention that could leave tokens out
     model = pnn.PNNForMaskedLM(pnn.PNNConfig(**(SMALL | {"max_position_embeddings": 32}), num_steps=4)).eval()
     model.encoder.refiners[0], model.encoder.embeddings, model.head = Counting(), Embedded(), Head()
     return model

@@ -14,7 +14,10 @@ from pnn.errors import UserError
 def calibrate(
     run: Run,
     lose: Annotated[float | None, typer.Option(help="Points of accuracy that may be lost at most, such as 0.3.")] = None,
-    data: Annotated[str | None, typer.Option(help="Text to calibrate on instead of the run's own held-out text.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Other text than the run held out; of a fine-tuned task, the folder of its files."),
+    ] = None,
     batch_tokens: BatchTokens = None,
     undo: Annotated[bool, typer.Option("--undo", help="Go back to all steps, as trained.")] = False,
     as_json: AsJson = False,
@@ -22,16 +25,21 @@ def calibrate(
     """Leave out steps that are not needed, and say what that saves.
 
     One half of the held-out text chooses the fastest setting that loses at most so many points, the other half says what it
-    costs. The setting is stored in the model's config: fill, evaluate, finetune and export use it.
+    costs. Of a fine-tuned classifier these are halves of the task's dev examples. The setting is stored in the model's config:
+    fill, evaluate, finetune and export use it.
 
     Example: pnn calibrate runs/quickstart/pnn --lose 0.3
+
+    Example: pnn calibrate runs/finetuned/sst2 --lose 0.5
     """
     if (lose is None) != undo:
         raise UserError("say how many points may be lost, --lose 0.3; or --undo, and nothing else")
     from pnn.cli.tables import print_calibration
     from pnn.evaluation.calibrate import calibrate_run
-    from pnn.evaluation.calibrate import undo as undo_run
+    from pnn.evaluation.choosing import undo as undo_run
     from pnn.evaluation.reading import smaller_batches
+    from pnn.finetuning.calibrate import calibrate_run as calibrate_classifier
+    from pnn.finetuning.calibrate import is_fine_tuned
     from pnn.memory import out_of_memory_says
     from pnn.progress import track
 
@@ -40,7 +48,10 @@ def calibrate(
         print(json.dumps(result, indent=2) if as_json else f"All {result['changes']['num_steps']} steps again: {run}")
         return
     with out_of_memory_says(lambda: smaller_batches("calibrate", run, batch_tokens or 8192)):
-        result = calibrate_run(run, lose / 100, progress=track, data=data, batch_tokens=batch_tokens)
+        if is_fine_tuned(run):
+            result = calibrate_classifier(run, lose / 100, data=data, batch_tokens=batch_tokens)
+        else:
+            result = calibrate_run(run, lose / 100, progress=track, data=data, batch_tokens=batch_tokens)
     if as_json:
         print(json.dumps(result, indent=2))
     else:

@@ -24,6 +24,9 @@ def finetune(
     batch_size: Annotated[int, typer.Option(help="Examples per update.", min=1)] = 32,
     seeds: Annotated[int, typer.Option(help="How often to fine-tune: seeds 0, 1, …", min=1)] = 1,
     num_steps: NumSteps = None,
+    every_step: Annotated[
+        bool, typer.Option("--every-step", help="Learn after every step of a PNN, so that pnn calibrate can leave steps out.")
+    ] = False,
     limit: Annotated[
         int | None,
         typer.Option(help="To try things: only the first so many examples of each set, and no test predictions.", min=1),
@@ -43,7 +46,7 @@ def finetune(
     from pnn.finetuning.run import Settings, parse_rates
     from pnn.finetuning.run import finetune as run
 
-    settings = Settings(parse_rates(learning_rates), epochs, batch_size, seeds, num_steps, limit)
+    settings = Settings(parse_rates(learning_rates), epochs, batch_size, seeds, num_steps, limit, every_step)
     folder = output or Path("runs") / f"{Path(model).name}-finetuned"
     result = run(model, task, data, folder, settings)
     if as_json:

@@ -394,7 +394,7 @@ def print_sweep(result: Json) -> None:
 
 def print_calibration(run: str, result: Json) -> None:
     """Every setting as it does on the half that checks; then the choice in a sentence."""
-    table = Table(title="every setting, measured on text that did not choose", title_justify="left")
+    table = Table(title=f"every setting, measured on {result['targets_are']} that did not choose", title_justify="left")
     for name in ("setting", "accuracy, %", "points lost", "95 % interval", "FLOPs", "time"):
         table.add_column(name, justify="left" if name == "setting" else "right")
     for row in result["rows"]:
@@ -407,7 +407,7 @@ def print_calibration(run: str, result: Json) -> None:
     costs = f"{bare_per_cent(lost['value'], 2)} ({interval(lost['interval'], 2)}) points are lost"
     shares = [per_cent(result[key], 0) for key in ("flops_share", "time_share")]
     print(
-        f"{chosen}: {costs} on {count(result['targets']['checked'])} masked tokens that did not choose, "
+        f"{chosen}: {costs} on {count(result['targets']['checked'])} {result['targets_are']} that did not choose, "
         f"for {shares[0]} of the FLOPs and {shares[1]} of the time."
     )
-    print(f"Stored in {result['checkpoint']}: fill, evaluate, finetune and export use it. Back: pnn calibrate {run} --undo")
+    print(f"Stored in {result['checkpoint']}: {result['users']} use it. Back: pnn calibrate {run} --undo")

@@ -1,25 +1,14 @@
-"""How much can a model leave out if it may lose so many points? `pnn calibrate` finds that and stores it in the model's config.
+"""How much can a masked model leave out if it may lose so many points? `pnn calibrate` finds that and stores it in the model's
+config (`evaluation/choosing`); of fine-tuned classifiers see `finetuning/calibrate`.
 
-A *setting* is what of a config says how much is computed: the number of refinement steps, or when tokens halt (`nn/halting`):
-for each criterion the thresholds at which so many tokens of the text would have settled. Every setting is measured the same
-way: predictions of the same masked tokens, FLOPs, and the time of the same batch, all settings in turns. One half of the
-sequences chooses the fastest setting that loses at most `lose` of accuracy there. The other half, which did not choose,
-says what it costs, with a paired interval. Both halves are text that the run held out; texts that its config evaluates on
-besides (`evaluation.sets`) are never read here, so they stay a test.
-
-What is stored is `num_steps` or `halt`; `trained_steps` then keeps how many there were in training. Whoever loads the model
-reads it, so `fill`, `evaluate`, `finetune` and `export` follow. An ONNX graph has its number of steps built in, and no token of
-it halts.
+Both halves, the one that chooses and the one that checks, are text that the run held out; texts that its config evaluates on
+besides (`evaluation.sets`) are never read here, so they stay a test. `fill`, `evaluate`, `finetune` and `export` follow what is
+stored. An ONNX graph has its number of steps built in, and no token of it halts.
 """
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,120 +19,16 @@ from numpy.typing import NDArray
 from pnn import runs
 from pnn.config import DataConfig, EvaluationConfig
 from pnn.data import run_tokens
-from pnn.data.batches import PackedBatch, evaluation_batches, special_tokens
+from pnn.data.batches import evaluation_batches, special_tokens
 from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, TokenSet, prepare_source
 from pnn.errors import UserError
-from pnn.evaluation.passes import PackedShape, states_at, to_device
+from pnn.evaluation.choosing import MASKED, TIMED_TOKENS, Batch, check_can_be_calibrated, choose, folder_of, store
 from pnn.evaluation.reading import text_of_a_bare_checkpoint
-from pnn.files import sha256, write_json
 from pnn.models.base import MaskedLMBase
-from pnn.models.flops import halting_flops
 from pnn.models.loading import LoadedRun, load_run, read_config
-from pnn.models.registry import kind_of
-from pnn.nn.halting import CRITERIA, Halt
-from pnn.nn.packing import only_at
-from pnn.numbers import count
-from pnn.results import Json
-from pnn.runs import read_json
-from pnn.schedule import drawn_from, period
-from pnn.stats import ratio_interval
-from pnn.turns import take_turns
-
-FEWEST = 100  # masked tokens in either half, where nothing may be lost
-TIMED_TOKENS = 8192  # of the batch whose time is measured
-SECONDS = 0.3  # for each setting
-SETTLED = (0.2, 0.4, 0.6, 0.8, 0.95)  # shares of tokens that settle at the thresholds that are tried
 
 
-@dataclass(frozen=True)
-class Setting:
-    """`changes`: keys of the config. `said`: in words."""
-
-    changes: dict[str, Any]
-    said: str
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Masked sequences: `sequence` says to which each target belongs, counted through both halves."""
-
-    packed: PackedBatch
-    positions: torch.Tensor
-    labels: torch.Tensor
-    sequence: NDArray[np.int64]
-
-
-def settings(config: Any) -> list[Setting]:
-    """All steps first; then every smaller number with which the model was trained, or after which it was trained to be read."""
-    trained = config.trained_steps or config.num_steps
-    if config.random_steps is not None:
-        read = [step for step in drawn_from(config.schedule, config.repeat, config.random_steps) if step < trained]
-    elif config.repeat is not None:  # what was read in the middle has not left through the last refiners
-        read = []
-    else:
-        weights = config.step_weights or [1.0] * trained
-        read = [step for step, weight in enumerate(weights[:-1], 1) if weight > 0]
-    fewer = [Setting({"num_steps": step, "trained_steps": trained, "halt": None}, _steps(step)) for step in reversed(read)]
-    every = {"num_steps": trained, "trained_steps": None, "halt": None}
-    return [Setting(every, f"{_steps(trained)}, as trained"), *fewer]
-
-
-@torch.no_grad()
-def halting_settings(model: MaskedLMBase, batch: Batch) -> list[Setting]:
-    """For each criterion that the model has, thresholds at which shares of the tokens have settled, over all steps but the
-    last. None where a schedule does not go round."""
-    encoder: Any = model.base_model
-    config = encoder.config
-    every = settings(config)[0]
-    found = []
-    with in_force(model, every):
-        out = encoder(**_inputs(model, batch), output_states=True, halt=False)
-        for fewer in settings(config):
-            steps = fewer.changes["num_steps"]
-            for k in range(1, steps - 1):  # of the last step nothing but masked tokens is computed anyway
-                if k % period(config.schedule) == 0:
-                    halt = {"criterion": "context", "min_steps": k}
-                    found.append(Setting(fewer.changes | {"halt": halt}, f"{_steps(steps)}, {k} for the unmasked"))
-        for name, criterion_class in CRITERIA.items():
-            if not criterion_class.measures:
-                continue
-            criterion = encoder.criterion if type(encoder.criterion) is criterion_class else criterion_class(config.hidden_size)
-            if name == "learned" and criterion is not encoder.criterion:
-                continue  # there is none in this model
-            at = to_device(batch.positions, model.device) if criterion.reads else None
-            states = [only_at(h, at)[0] for h in out.states[:-1]]
-            measured = [criterion.measure(*pair, model.read_out).float() for pair in pairwise(states)]
-            shares = [share if criterion.when_below else 1 - share for share in SETTLED]
-            thresholds = torch.cat(measured).quantile(torch.tensor(shares, device=model.device)).tolist()
-            for threshold in dict.fromkeys(float(f"{value:.3g}") for value in thresholds):
-                halt = {"criterion": name, "threshold": threshold}
-                try:
-                    Halt.of(halt).check_steps(config.schedule, config.num_steps)
-                except ValueError:
-                    continue
-                found.append(Setting(every.changes | {"halt": halt}, f"halting by {name}, {threshold:g}"))
-    return found
-
-
-def _steps(number: int) -> str:
-    return f"{number} step{'s' * (number != 1)}"
-
-
-@contextmanager
-def in_force(model: MaskedLMBase, setting: Setting) -> Iterator[None]:
-    before = {key: getattr(model.config, key) for key in setting.changes}
-    model.config.__dict__.update(setting.changes)
-    try:
-        yield
-    finally:
-        model.config.__dict__.update(before)
-
-
-# A model ----------------------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
 def calibrate(
     model: MaskedLMBase,
     tokens: TokenSet,
@@ -165,132 +50,7 @@ def calibrate(
         of_token = np.repeat(indices, packed.cu_seqlens.diff().numpy())
         hidden = replace(packed, input_ids=masked.input_ids)
         batches.append(Batch(hidden, masked.positions, masked.labels, of_token[masked.positions.numpy()]))
-    half = np.arange(len(sequences)) % 2 == 0  # neighbours are of one article: both halves have some of each
-    targets = np.bincount(np.concatenate([batch.sequence for batch in batches]), minlength=len(sequences)).astype(float)
-    check_long_enough(targets[half], targets[~half], lose)
-
-    was_training = model.training
-    model.eval()
-    with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
-        every = [*settings(model.config), *halting_settings(model, batches[0])]
-        flops = [_flops(model, setting, batches) / tokens.lengths[sequences].sum() for setting in every]
-        right = [_right(model, setting, batches, len(sequences)) for setting in every]
-        lost = [
-            {name: ratio_interval((right[0] - hits)[at], targets[at]) for name, at in (("chose", half), ("checked", ~half))}
-            for hits in right
-        ]
-        timed = [setting for setting, one in zip(every, lost, strict=True) if one["chose"].value <= lose]
-        seconds = _timed(model, timed, batches[0])  # others cannot be chosen
-    model.train(was_training)
-
-    rows: list[dict[str, Any]] = []
-    for setting, hits, spent, one in zip(every, right, flops, lost, strict=True):
-        rows.append(
-            {
-                "setting": setting.said,
-                "changes": setting.changes,
-                "accuracy": float(hits[~half].sum() / targets[~half].sum()),
-                "lost_where_it_was_chosen": one["chose"].as_json(),
-                "lost": one["checked"].as_json(),
-                "flops_per_token": float(spent),
-                "seconds": seconds.get(setting.said),
-            }
-        )
-    for row in rows:
-        row["flops_share"] = row["flops_per_token"] / rows[0]["flops_per_token"]
-        row["time_share"] = None if row["seconds"] is None else row["seconds"] / rows[0]["seconds"]
-    chosen = fastest(rows, lose)
-    return {
-        "lose": lose,
-        "chosen": chosen["setting"],
-        **{key: chosen[key] for key in ("changes", "lost", "flops_share", "time_share")},
-        "targets": {"chose": int(targets[half].sum()), "checked": int(targets[~half].sum())},
-        "sequences": len(sequences),
-        "rows": rows,
-    }
-
-
-def fastest(rows: list[dict[str, Any]], lose: float) -> dict[str, Any]:
-    """By the clock, of those that lose at most so much of accuracy where they are chosen. The first row loses nothing."""
-    good = [row for row in rows if row["lost_where_it_was_chosen"]["value"] <= lose]
-    return min(good, key=lambda row: float(row["seconds"]))
-
-
-def check_can_be_calibrated(config: Any, lose: float = 0.0) -> None:
-    if not (math.isfinite(lose) and 0 <= lose < 1):
-        raise UserError(f"--lose {100 * lose:g}: points of accuracy, from 0 to below 100")
-    if not kind_of(config).has_steps:
-        raise UserError(f"a {config.model_type} model has no refinement steps: there is nothing to calibrate")
-    if getattr(config, "head_map", None) is not None:
-        raise UserError("heads of this model were removed or grown: calibrate it before that")
-    if len(settings(config)) == 1:
-        trained = config.trained_steps or config.num_steps
-        why = "the model has 1 step" if trained == 1 else f"the model was trained to be read after step {trained} alone"
-        raise UserError(f"there is nothing to calibrate: {why}")
-
-
-def check_long_enough(chooses: NDArray[np.float64], checks: NDArray[np.float64], lose: float) -> None:
-    """A half must be able to show a loss of that size: it has to be one masked token at least."""
-    needed = math.ceil(1 / lose) if lose else FEWEST
-    fewest = int(min(chooses.sum(), checks.sum()))
-    if fewest < needed or min((chooses > 0).sum(), (checks > 0).sum()) < 2:
-        raise UserError(
-            f"the text is too short to calibrate on: half of it has {count(fewest)} masked tokens, and {100 * lose:g} points "
-            f"take {count(needed)} (--data names other text)"
-        )
-
-
-def _right(model: MaskedLMBase, setting: Setting, batches: list[Batch], sequences: int) -> NDArray[np.float64]:
-    """Right predictions of each sequence."""
-    with in_force(model, setting):
-        right = [_predictions(model, batch) == to_device(batch.labels, model.device) for batch in batches]
-    hits = torch.cat(right).cpu().numpy()
-    return np.bincount(np.concatenate([batch.sequence for batch in batches]), hits, sequences).astype(np.float64)
-
-
-def _predictions(model: MaskedLMBase, batch: Batch) -> torch.Tensor:
-    predicted: torch.Tensor = model.head(states_at(model, batch.packed, batch.positions)[-1]).argmax(-1)
-    return predicted
-
-
-def _inputs(model: MaskedLMBase, batch: Batch) -> dict[str, Any]:
-    shape = PackedShape.exact(batch.packed, batch.positions)
-    flat = shape.flat(batch.packed, batch.positions, model.config.max_position_embeddings)
-    return shape.inputs(to_device(flat, model.device)) | {"last_at": None, "return_dict": True}
-
-
-def _flops(model: MaskedLMBase, setting: Setting, batches: list[Batch]) -> float:
-    """Of all batches, from how many steps each token takes."""
-    config: Any = model.config
-    total = 0.0
-    with in_force(model, setting):
-        for batch in batches:
-            if config.halt is None:
-                taken = np.full(len(batch.packed.input_ids), config.num_steps - 1)
-                taken[batch.positions.numpy()] += 1  # nobody reads the last step of the others
-            else:
-                asked = _inputs(model, batch) | {"last_at": to_device(batch.positions, model.device)}
-                taken = model.base_model(**asked, read_out=model.read_out).halted_at[0].cpu().numpy()
-            borders = batch.packed.cu_seqlens.tolist()
-            masked = np.bincount(np.searchsorted(borders, batch.positions.numpy(), "right") - 1, minlength=len(borders) - 1)
-            for number, (start, stop) in enumerate(pairwise(borders)):
-                total += halting_flops(config, taken[start:stop], int(masked[number]))
-    return total
-
-
-def _timed(model: MaskedLMBase, every: list[Setting], batch: Batch) -> dict[str, float]:
-    """Median seconds of one batch, all settings in turns."""
-
-    def run(setting: Setting) -> None:
-        with in_force(model, setting):
-            _predictions(model, batch)
-
-    turns = {setting.said: lambda setting=setting: run(setting) for setting in every}
-    times = take_turns(turns, model.device, SECONDS * len(every))
-    return {name: float(np.median(taken)) for name, taken in times.items()}
-
-
-# A run ------------------------------------------------------------------------------------------------------------------
+    return choose(model, batches, lose, MASKED, precision)
 
 
 def calibrate_run(
@@ -303,7 +63,7 @@ def calibrate_run(
     device: str | None = None,
 ) -> dict[str, Any]:
     """Calibrate RUN's best checkpoint on its held-out text, or on `data`, and store the setting in its config.json."""
-    folder = _folder(run)
+    folder = folder_of(run)
     check_can_be_calibrated(read_config(folder), lose)
     loaded = load_run(folder, device=device)
     home = runs.run_of(folder)
@@ -322,24 +82,8 @@ def calibrate_run(
         precision=loaded.precision,
     )
     store(folder, found["changes"])
-    return {"checkpoint": str(folder), "source": tokens.manifest["name"], **found}
-
-
-def undo(run: str | Path) -> dict[str, Any]:
-    """All steps again, as trained; a model that was never calibrated stays as it is."""
-    folder = _folder(run)
-    config: Any = read_config(folder)
-    check_can_be_calibrated(config)
-    changes = settings(config)[0].changes
-    store(folder, changes)
-    return {"checkpoint": str(folder), "changes": changes}
-
-
-def _folder(run: str | Path) -> Path:
-    found = runs.find_checkpoint(run)
-    if not isinstance(found, Path):
-        raise UserError(f"{run} is on the hub, where nothing can be stored: calibrate a folder (pnn export {run} writes one)")
-    return found
+    users = "fill, evaluate, finetune and export"
+    return {"checkpoint": str(folder), "source": tokens.manifest["name"], "users": users, **found}
 
 
 def _text(
@@ -351,19 +95,3 @@ def _text(
     if home is None:
         raise UserError(f"{runs.without_text(run, loaded.checkpoint)}: say what to calibrate it on with --data")
     return run_tokens.held_out(home, treatment, loaded.tokenizer, progress)
-
-
-def store(folder: Path, changes: Json) -> None:
-    """Change config.json, and its checksum, so that a kill at any moment leaves a folder that loads: for as long as the two
-    could differ, the list of checksums leaves config.json out."""
-    before = read_json(folder / "config.json")
-    after = dict(sorted((before | dict(changes)).items()))
-    config = read_config(folder)
-    type(config).from_dict(copy.deepcopy(after))  # what cannot be loaded must not be written
-    listing = folder / "checksums.json"
-    sums = read_json(listing) if listing.exists() else None
-    if sums is not None:
-        write_json(listing, {name: digest for name, digest in sums.items() if name != "config.json"})
-    write_json(folder / "config.json", after)
-    if sums is not None:
-        write_json(listing, sums | {"config.json": sha256(folder / "config.json")})

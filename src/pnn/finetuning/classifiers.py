@@ -18,6 +18,7 @@ from pnn.errors import UserError
 from pnn.finetuning.tasks import Task
 from pnn.models import loading
 from pnn.models.registry import kind_of
+from pnn.nn.halting import CRITERIA
 
 LONGEST_INPUT = 512  # what GLUE's texts are cut to where a model takes more; RoBERTa's 514 positions are 512 tokens too
 
@@ -70,6 +71,9 @@ def load_classifier(
             "label2id": {label: number for number, label in enumerate(labels)},
             "problem_type": "regression" if task.regression else "single_label_classification",
         }
+    halt = getattr(config, "halt", None)
+    if halt is not None and CRITERIA[halt["criterion"]].reads:  # how sure another head was says nothing of the new one
+        changes["halt"] = None
     config = type(config).from_dict(config.to_dict() | changes)
     auto = AutoModelForMultipleChoice if task.choices else AutoModelForSequenceClassification
     return loading.load_with_new_head(checkpoint, config, auto, seed)

@@ -3,6 +3,9 @@
 AdamW with weight decay 0.01 on matrices, gradients clipped at 1, a linear warm-up over a tenth of the updates and a cosine to
 zero. After each epoch the dev sets are predicted; the weights of the best epoch are what is kept. Batches follow from (seed,
 epoch), dropout from the seed: on a CPU a second run gives the same numbers.
+
+The loss is that of the last step's logits. With `every_step` a PNN learns as it was pretrained, Σ_t w_t · loss(head(hᵗ)): its
+earlier steps can then be read too, which is what stopping early needs (`finetuning/calibrate`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from pnn.finetuning.encoding import Encoded, by_length, collate, packed, trainin
 from pnn.finetuning.metrics import Metrics, measure_sets, score
 from pnn.finetuning.tasks import Task
 from pnn.models.registry import kind_of
+from pnn.nn.packing import only_at
+from pnn.objectives import step_weights, weighted_sum, weights_at
 from pnn.training.optim import descend, learning_rate, make_optimizer
 
 WEIGHT_DECAY = 0.01
@@ -46,6 +51,7 @@ class Plan:
     max_length: int
     device: torch.device
     precision: torch.dtype
+    every_step: bool = False  # learn after every step of a PNN, and not after the last alone
 
     @property
     def updates(self) -> int:
@@ -103,10 +109,27 @@ def _loss(model: PreTrainedModel, plan: Plan, chosen: NDArray[np.int64]) -> Tens
     batch = collate(plan.train, chosen, plan.pad, plan.max_length, plan.device)
     labels = torch.from_numpy(plan.train.labels[chosen]).to(plan.device)
     with torch.autocast(plan.device.type, plan.precision, enabled=plan.precision != torch.float32):
-        logits = model(**batch).logits.float()
-    if plan.task.regression:
+        if not plan.every_step:
+            return _loss_of(model(**batch).logits.float(), labels, plan.task)
+        losses = [_loss_of(logits.float(), labels, plan.task) for logits in logits_by_step(model, batch)]
+    given, steps = model.config.step_weights, len(losses)
+    return weighted_sum(losses, step_weights(steps) if given is None else weights_at(given, steps))
+
+
+def _loss_of(logits: Tensor, labels: Tensor, task: Task) -> Tensor:
+    if task.regression:
         return F.mse_loss(logits.squeeze(-1), labels.float())
     return F.cross_entropy(logits, labels.long())
+
+
+def logits_by_step(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
+    """What the head of a PNN says after each step 1 … T, of a padded batch."""
+    tokens, mask = (batch[name].flatten(0, -2) for name in ("input_ids", "attention_mask"))  # choices are rows of their own
+    first = torch.arange(len(tokens), device=tokens.device) * tokens.shape[1]
+    out = model.base_model(tokens, attention_mask=mask, output_states=True, last_at=first, return_dict=True)
+    states = [*(only_at(h, first)[0] for h in out.states[1:-1]), out.last_hidden_state[0]]
+    logits = [model.classifier(model.dropout(h)) for h in states]
+    return [x.view(len(batch["input_ids"]), -1) for x in logits]
 
 
 @torch.no_grad()

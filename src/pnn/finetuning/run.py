@@ -52,10 +52,16 @@ class Settings:
     seeds: int = 1
     steps: int | None = None  # refinement steps of a PNN, if not as pretrained
     limit: int | None = None  # only the first so many examples of each set
+    every_step: bool = False  # learn after every step of a PNN
 
     def __post_init__(self) -> None:
         if not self.learning_rates or not all(0 < rate < 1 for rate in self.learning_rates):
             raise UserError("--learning-rates: numbers above 0 and below 1, with commas, such as 2e-5,3e-5,5e-5")
+
+    def as_asked(self) -> dict[str, Any]:
+        """As finetune.json keeps it: folders from before `every_step` are still the same fine-tuning."""
+        kept = asdict(self) | {"learning_rates": list(self.learning_rates)}
+        return {key: value for key, value in kept.items() if key != "every_step" or value}
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,8 @@ def finetune(
         raise UserError(f"{output} is a file: choose another --output")
     checkpoint = find_checkpoint(model)
     config = classifiers.read_config(checkpoint, settings.steps)
+    if settings.every_step and not (kind_of(config).has_steps and kind_of(config).masked):
+        raise UserError(f"--every-step: a {config.model_type} model has no refinement steps to learn after")
     tokenizer, longest = classifiers.read_tokenizer(checkpoint, config)
     name = Path(model).name if Path(model).exists() else model
     subject = Subject(name, checkpoint, config, tokenizer, longest)
@@ -104,7 +112,7 @@ def finetune(
             "model": name,
             "weights": subject.weights,
             "task": task,
-            "settings": asdict(settings) | {"learning_rates": list(settings.learning_rates)},
+            "settings": settings.as_asked(),
             "data": {"source": one.source, "checksums": one.checksums},
         }
         for task, one in found.items()
@@ -117,7 +125,8 @@ def finetune(
         with out_of_memory_says(
             lambda: f"with batches of {settings.batch_size}: --batch-size {settings.batch_size // 2} helps"
         ):
-            _one_task(subject, _cut(found[task], settings.limit), output / task, asked[task], settings, quiet)
+            kept = asked[task] | ({} if data is None else {"files": str(data.resolve())})  # where pnn calibrate looks again
+            _one_task(subject, _cut(found[task], settings.limit), output / task, kept, settings, quiet)
         summarise(output)  # what is done counts, whatever comes
     return summarise(output)
 
@@ -190,6 +199,7 @@ def _one_task(subject: Subject, data: TaskData, folder: Path, asked: dict[str, A
         max_length=subject.max_length,
         device=device,
         precision=torch.bfloat16 if use_bf16 else torch.float32,
+        every_step=settings.every_step,
     )
     tuned, tried, model = _sweep_and_seeds(subject, plan, settings, quiet)
     best = max(tuned, key=lambda one: one.score)  # the first of equals
@@ -298,6 +308,7 @@ def _result(
             "batch_size": plan.batch_size,
             "max_length": plan.max_length,
             **({"num_steps": subject.config.num_steps} if kind_of(subject.config).has_steps else {}),
+            **({"every_step": True} if plan.every_step else {}),
         },
         "data": {
             "source": data.source,

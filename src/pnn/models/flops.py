@@ -102,12 +102,13 @@ def inference_flops(config: Any, attended: float, target_share: float, num_steps
     return 2 * passed + 4 * attended * config.hidden_size * steps
 
 
-def halting_flops(config: PNNConfig, taken: NDArray[np.int64], targets: int) -> float:
-    """FLOPs of one sequence where each token takes so many steps and then halts. Nothing is computed once all have."""
+def halting_flops(config: PNNConfig, taken: NDArray[np.int64], targets: int, labels: int | None = None) -> float:
+    """FLOPs of one sequence where each token takes so many steps and then halts. Nothing is computed once all have. `labels`: a
+    classifier's head chooses between so many, and not between all tokens."""
     assert config.schedule is not None
     last = int(taken.max())
     refiners_to_come = np.array([len(set(config.schedule[step:last])) for step in range(last + 1)])
     live = 2 * block_parameters(config) + 4 * len(taken) * config.hidden_size
     keys_and_values = 2 * 2 * config.hidden_size**2
-    head = 2 * targets * head_parameters(config)
+    head = 2 * targets * (head_parameters(config) if labels is None else labels * config.hidden_size)
     return float(live * taken.sum() + keys_and_values * refiners_to_come[taken].sum() + head)

@@ -1,0 +1,333 @@
+"""The fastest setting of a model that loses at most so many points: for masked models (`evaluation/calibrate`) and for
+classifiers (`finetuning/calibrate`) alike.
+
+A *setting* is what of a config says how much is computed: the number of refinement steps, or when tokens halt (`nn/halting`):
+for each criterion the thresholds at which so many tokens would have settled. Every setting is measured the same way:
+predictions of the same targets (masked tokens, or the first token of each text), FLOPs, and the time of the same batches, all
+settings in turns. One half of the sequences chooses the fastest setting that loses at most `lose` of accuracy there. The other
+half, which did not choose, says what it costs, with a paired interval.
+
+What is stored is `num_steps` or `halt`; `trained_steps` then keeps how many there were in training. Whoever loads the model
+reads it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from pnn import runs
+from pnn.data.batches import PackedBatch
+from pnn.errors import UserError
+from pnn.evaluation.passes import PackedShape, states_at, to_device
+from pnn.files import sha256, write_json
+from pnn.models.flops import halting_flops
+from pnn.models.loading import read_config
+from pnn.models.registry import kind_of
+from pnn.nn.halting import CRITERIA, Halt
+from pnn.nn.packing import only_at
+from pnn.numbers import count
+from pnn.results import Json
+from pnn.runs import read_json
+from pnn.schedule import drawn_from, period
+from pnn.stats import ratio_interval
+from pnn.turns import take_turns
+
+FEWEST = 100  # targets in either half, where nothing may be lost
+TIMED_TOKENS = 8192  # of the batches whose time is measured
+SECONDS = 0.3  # for each setting
+SETTLED = (0.2, 0.4, 0.6, 0.8, 0.95)  # shares of tokens that settle at the thresholds that are tried
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`changes`: keys of the config. `said`: in words."""
+
+    changes: dict[str, Any]
+    said: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences with their targets: `sequence` says to which each target belongs, counted through both halves."""
+
+    packed: PackedBatch
+    positions: torch.Tensor
+    labels: torch.Tensor
+    sequence: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model is asked for, in words; and between how many labels it chooses, if not between all tokens."""
+
+    targets: str
+    others: str
+    too_few: str
+    helps: str
+    labels: int | None = None
+
+
+MASKED = Asked("masked tokens", "the unmasked", "the text is too short to calibrate on", "--data names other text")
+
+
+def settings(config: Any) -> list[Setting]:
+    """All steps first; then every smaller number with which the model was trained, or after which it was trained to be read."""
+    trained = config.trained_steps or config.num_steps
+    if config.random_steps is not None:
+        read = [step for step in drawn_from(config.schedule, config.repeat, config.random_steps) if step < trained]
+    elif config.repeat is not None:  # what was read in the middle has not left through the last refiners
+        read = []
+    else:
+        weights = config.step_weights or [1.0] * trained
+        read = [step for step, weight in enumerate(weights[:-1], 1) if weight > 0]
+    fewer = [Setting({"num_steps": step, "trained_steps": trained, "halt": None}, _steps(step)) for step in reversed(read)]
+    every = {"num_steps": trained, "trained_steps": None, "halt": None}
+    return [Setting(every, f"{_steps(trained)}, as trained"), *fewer]
+
+
+@torch.no_grad()
+def halting_settings(model: PreTrainedModel, batches: Sequence[Batch], asked: Asked = MASKED) -> list[Setting]:
+    """For each criterion that the model has, thresholds at which shares of the tokens have settled, over all steps but the
+    last. None where a schedule does not go round."""
+    encoder: Any = model.base_model
+    config = encoder.config
+    every = settings(config)[0]
+    found = []
+    for fewer in settings(config):
+        steps = fewer.changes["num_steps"]
+        for k in range(1, steps - 1):  # of the last step nothing but targets is computed anyway
+            if k % period(config.schedule) == 0:
+                halt = {"criterion": "context", "min_steps": k}
+                found.append(Setting(fewer.changes | {"halt": halt}, f"{_steps(steps)}, {k} for {asked.others}"))
+    with in_force(model, every):
+        passes = [encoder(**_inputs(model, batch), output_states=True, halt=False).states[:-1] for batch in batches]
+        for name, criterion_class in CRITERIA.items():
+            if not criterion_class.measures:
+                continue
+            criterion = encoder.criterion if type(encoder.criterion) is criterion_class else criterion_class(config.hidden_size)
+            if name == "learned" and criterion is not encoder.criterion:
+                continue  # there is none in this model
+            measured = []
+            for batch, states in zip(batches, passes, strict=True):
+                at = to_device(batch.positions, model.device) if criterion.reads else None
+                rows = [only_at(h, at)[0] for h in states]
+                measured += [criterion.measure(*pair, model.read_out).float() for pair in pairwise(rows)]
+            shares = [share if criterion.when_below else 1 - share for share in SETTLED]
+            thresholds = torch.cat(measured).quantile(torch.tensor(shares, device=model.device)).tolist()
+            for threshold in dict.fromkeys(map(_rounded, thresholds)):
+                halt = {"criterion": name, "threshold": threshold}
+                try:
+                    Halt.of(halt).check_steps(config.schedule, config.num_steps)
+                except ValueError:
+                    continue
+                found.append(Setting(every.changes | {"halt": halt}, f"halting by {name}, {threshold:.9g}"))
+    return found
+
+
+def _rounded(value: float) -> float:
+    """To three digits; of a confidence that is almost whole, to two of what it lacks."""
+    return float(f"{value:.3g}") if not 0.99 < value < 1 else round(1 - float(f"{1 - value:.2g}"), 9)
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'s' * (number != 1)}"
+
+
+@contextmanager
+def in_force(model: PreTrainedModel, setting: Setting) -> Iterator[None]:
+    before = {key: getattr(model.config, key) for key in setting.changes}
+    model.config.__dict__.update(setting.changes)
+    try:
+        yield
+    finally:
+        model.config.__dict__.update(before)
+
+
+# Choosing ---------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def choose(
+    model: PreTrainedModel, batches: list[Batch], lose: float, asked: Asked, precision: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """The fastest setting that loses at most `lose` of accuracy (0.003: 0.3 points), and what it costs. The model stays as it
+    is: `found["changes"]` are the keys of its config to set."""
+    targets = np.bincount(np.concatenate([batch.sequence for batch in batches])).astype(float)
+    half = np.arange(len(targets)) % 2 == 0  # neighbours are of one article: both halves have some of each
+    check_enough(targets[half], targets[~half], lose, asked)
+    tokens = sum(len(batch.packed.input_ids) for batch in batches)
+    sample = batches[:: max(1, tokens // TIMED_TOKENS)]  # batches may be sorted by length: some of all
+
+    was_training = model.training
+    model.eval()
+    with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+        every = [*settings(model.config), *halting_settings(model, sample, asked)]
+        flops = [_flops(model, setting, batches, asked) / tokens for setting in every]
+        right = [_right(model, setting, batches, len(targets)) for setting in every]
+        lost = [
+            {name: ratio_interval((right[0] - hits)[at], targets[at]) for name, at in (("chose", half), ("checked", ~half))}
+            for hits in right
+        ]
+        timed = [setting for setting, one in zip(every, lost, strict=True) if one["chose"].value <= lose]
+        seconds = _timed(model, timed, sample)  # others cannot be chosen
+    model.train(was_training)
+
+    rows: list[dict[str, Any]] = []
+    for setting, hits, spent, one in zip(every, right, flops, lost, strict=True):
+        rows.append(
+            {
+                "setting": setting.said,
+                "changes": setting.changes,
+                "accuracy": float(hits[~half].sum() / targets[~half].sum()),
+                "lost_where_it_was_chosen": one["chose"].as_json(),
+                "lost": one["checked"].as_json(),
+                "flops_per_token": float(spent),
+                "seconds": seconds.get(setting.said),
+            }
+        )
+    for row in rows:
+        row["flops_share"] = row["flops_per_token"] / rows[0]["flops_per_token"]
+        row["time_share"] = None if row["seconds"] is None else row["seconds"] / rows[0]["seconds"]
+    chosen = fastest(rows, lose)
+    return {
+        "lose": lose,
+        "chosen": chosen["setting"],
+        **{key: chosen[key] for key in ("changes", "lost", "flops_share", "time_share")},
+        "targets": {"chose": int(targets[half].sum()), "checked": int(targets[~half].sum())},
+        "targets_are": asked.targets,
+        "sequences": len(targets),
+        "rows": rows,
+    }
+
+
+def fastest(rows: list[dict[str, Any]], lose: float) -> dict[str, Any]:
+    """By the clock, of those that lose at most so much of accuracy where they are chosen. The first row loses nothing."""
+    good = [row for row in rows if row["lost_where_it_was_chosen"]["value"] <= lose]
+    return min(good, key=lambda row: float(row["seconds"]))
+
+
+def check_can_be_calibrated(config: Any, lose: float = 0.0) -> None:
+    if not (math.isfinite(lose) and 0 <= lose < 1):
+        raise UserError(f"--lose {100 * lose:g}: points of accuracy, from 0 to below 100")
+    if not kind_of(config).has_steps:
+        raise UserError(f"a {config.model_type} model has no refinement steps: there is nothing to calibrate")
+    if getattr(config, "head_map", None) is not None:
+        raise UserError("heads of this model were removed or grown: calibrate it before that")
+    if len(settings(config)) == 1:
+        trained = config.trained_steps or config.num_steps
+        why = "the model has 1 step" if trained == 1 else f"the model was trained to be read after step {trained} alone"
+        raise UserError(f"there is nothing to calibrate: {why}")
+
+
+def check_enough(chooses: NDArray[np.float64], checks: NDArray[np.float64], lose: float, asked: Asked = MASKED) -> None:
+    """A half must be able to show a loss of that size: it has to be one target at least."""
+    needed = math.ceil(1 / lose) if lose else FEWEST
+    fewest = int(min(chooses.sum(), checks.sum()))
+    if fewest < needed or min((chooses > 0).sum(), (checks > 0).sum()) < 2:
+        raise UserError(
+            f"{asked.too_few}: one half has {count(fewest)} {asked.targets}, and {100 * lose:g} points take {count(needed)} "
+            f"({asked.helps})"
+        )
+
+
+def _right(model: PreTrainedModel, setting: Setting, batches: list[Batch], sequences: int) -> NDArray[np.float64]:
+    """Right predictions of each sequence."""
+    with in_force(model, setting):
+        right = [predictions(model, batch) == to_device(batch.labels, model.device) for batch in batches]
+    hits = torch.cat(right).cpu().numpy()
+    return np.bincount(np.concatenate([batch.sequence for batch in batches]), hits, sequences).astype(np.float64)
+
+
+def predictions(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    logits: torch.Tensor = model.read_out(states_at(model, batch.packed, batch.positions)[-1])
+    return logits.argmax(-1)
+
+
+def _inputs(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
+    shape = PackedShape.exact(batch.packed, batch.positions)
+    flat = shape.flat(batch.packed, batch.positions, model.config.max_position_embeddings)
+    return shape.inputs(to_device(flat, model.device)) | {"last_at": None, "return_dict": True}
+
+
+def steps_taken(model: PreTrainedModel, batch: Batch) -> NDArray[np.int64]:
+    """By each token. Of the last step nobody reads any but the targets."""
+    if model.config.halt is None:
+        taken = np.full(len(batch.packed.input_ids), model.config.num_steps - 1)
+        taken[batch.positions.numpy()] += 1
+        return taken
+    inputs = _inputs(model, batch) | {"last_at": to_device(batch.positions, model.device)}
+    halted: NDArray[np.int64] = model.base_model(**inputs, read_out=model.read_out).halted_at[0].cpu().numpy()
+    return halted
+
+
+def _flops(model: PreTrainedModel, setting: Setting, batches: list[Batch], asked: Asked) -> float:
+    """Of all batches, from how many steps each token takes."""
+    total = 0.0
+    with in_force(model, setting):
+        for batch in batches:
+            taken, borders = steps_taken(model, batch), batch.packed.cu_seqlens.tolist()
+            targets = np.bincount(np.searchsorted(borders, batch.positions.numpy(), "right") - 1, minlength=len(borders) - 1)
+            for number, (start, stop) in enumerate(pairwise(borders)):
+                total += halting_flops(model.config, taken[start:stop], int(targets[number]), asked.labels)
+    return total
+
+
+def _timed(model: PreTrainedModel, every: list[Setting], batches: list[Batch]) -> dict[str, float]:
+    """Median seconds of these batches, all settings in turns."""
+
+    def run(setting: Setting) -> None:
+        with in_force(model, setting):
+            for batch in batches:
+                predictions(model, batch)
+
+    turns = {setting.said: lambda setting=setting: run(setting) for setting in every}
+    times = take_turns(turns, model.device, SECONDS * len(every))
+    return {name: float(np.median(taken)) for name, taken in times.items()}
+
+
+# Storing ----------------------------------------------------------------------------------------------------------------
+
+
+def folder_of(run: str | Path) -> Path:
+    found = runs.find_checkpoint(run)
+    if not isinstance(found, Path):
+        raise UserError(f"{run} is on the hub, where nothing can be stored: calibrate a folder (pnn export {run} writes one)")
+    return found
+
+
+def undo(run: str | Path) -> dict[str, Any]:
+    """All steps again, as trained; a model that was never calibrated stays as it is."""
+    folder = folder_of(run)
+    config: Any = read_config(folder)
+    check_can_be_calibrated(config)
+    changes = settings(config)[0].changes
+    store(folder, changes)
+    return {"checkpoint": str(folder), "changes": changes}
+
+
+def store(folder: Path, changes: Json) -> None:
+    """Change config.json, and its checksum, so that a kill at any moment leaves a folder that loads: for as long as the two
+    could differ, the list of checksums leaves config.json out."""
+    before = read_json(folder / "config.json")
+    after = dict(sorted((before | dict(changes)).items()))
+    config = read_config(folder)
+    type(config).from_dict(copy.deepcopy(after))  # what cannot be loaded must not be written
+    listing = folder / "checksums.json"
+    sums = read_json(listing) if listing.exists() else None
+    if sums is not None:
+        write_json(listing, {name: digest for name, digest in sums.items() if name != "config.json"})
+    write_json(folder / "config.json", after)
+    if sums is not None:
+        write_json(listing, sums | {"config.json": sha256(folder / "config.json")})
