@@ -13,7 +13,7 @@ import pnn
 from pnn.models.base import arrange
 from pnn.nn import live
 from pnn.nn.halting import CRITERIA, Criterion, Halt
-from pnn.nn.packing import Layout
+from pnn.nn.packing import Layout, only_at
 from pnn.schedule import period
 
 NEVER = {"criterion": "change", "threshold": 1e-30}
@@ -276,6 +276,57 @@ def test_nothing_is_computed_for_sequences_that_are_done():
         model.base_model.set_halt(halt)
         assert torch.equal(model(ids, attention_mask=mask).logits, out.logits)
         assert not torch.equal(model(ids, attention_mask=mask, halt=False).logits, out.logits)
+
+
+@pytest.mark.parametrize("form", ["gated", "rewrite", "rounds"])
+@pytest.mark.parametrize("halts", ["some", "all", "none"])
+def test_a_batch_of_fewer_sequences_is_what_keeping_tokens_gives(form, halts, monkeypatch):
+    """Sequences that halt as wholes are left out of the batch, packed or padded: the other way keeps their tokens."""
+    torch.manual_seed(0)
+    config = pnn.PNNConfig(**SMALL, num_labels=3, **{"num_steps": None if "schedule" in FORMS[form] else 5, **FORMS[form]})
+    model = shake(pnn.PNNForSequenceClassification(config))
+    ids, mask, packed, borders = some_batch()
+    with torch.no_grad():
+        states = model(ids, attention_mask=mask, output_states=True).states
+        sure = torch.stack([model.classifier(h[:, 0]).softmax(-1).amax(-1) for h in states[1:-1]])
+        halt = {"criterion": "confidence", "threshold": {"some": float(sure.quantile(0.6)), "all": 1e-6, "none": 1.0}[halts]}
+        padded = {"input_ids": ids, "attention_mask": mask, "last_at": torch.arange(len(ids)) * ids.shape[1]}
+        for inputs in (padded, {"input_ids": packed, "cu_seqlens": borders, "last_at": borders[:-1].long()}):
+            how = {"halt": halt, "read_out": model.read_out, "output_states": True}
+            found = model.encoder(**inputs, **how)
+            with monkeypatch.context() as patch:
+                patch.setattr(live.Places, "read_once", lambda places, at: False)
+                expected = model.encoder(**inputs, **how)
+            assert torch.equal(found.halted_at, expected.halted_at)
+            assert torch.allclose(found.last_hidden_state, expected.last_hidden_state, atol=1e-6)
+            if inputs is not padded:  # padding is nobody's
+                assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(found.states, expected.states, strict=True))
+            stops = found.halted_at.flatten()[inputs["last_at"]]
+            assert (len(set(stops.tolist())) > 1) == (halts == "some")
+            if halts == "none":
+                never = model.encoder(**inputs, **(how | {"halt": False}))
+                assert torch.equal(found.last_hidden_state, never.last_hidden_state)
+
+
+def test_whole_sequences_halt_with_the_gradients_of_those_that_go_on():
+    torch.manual_seed(0)
+    model = shake(pnn.PNNForSequenceClassification(pnn.PNNConfig(**SMALL, num_steps=4, num_labels=3)))
+    packed, borders = some_batch()[2:]
+    first = borders[:-1].long()
+    with torch.no_grad():
+        sure = model.classifier(only_at(model.encoder(packed, cu_seqlens=borders, num_steps=2).last_hidden_state, first)[0])
+        halt = {"criterion": "confidence", "threshold": float(sure.softmax(-1).amax(-1).median()), "min_steps": 2}
+    how = {"cu_seqlens": borders, "last_at": first, "read_out": model.read_out}
+    out = model.encoder(packed, **how, halt=halt)
+    stops = out.halted_at[0, first]
+    assert set(stops.tolist()) == {2, 4}
+    by_steps = {steps: model.encoder(packed, **how, num_steps=steps).last_hidden_state[0] for steps in (2, 4)}
+    expected = torch.where((stops == 2)[:, None], by_steps[2], by_steps[4])
+    weights = torch.randn(expected.shape)
+    parameters = list(model.encoder.parameters())
+    ours, theirs = (torch.autograd.grad((h * weights).sum(), parameters) for h in (out.last_hidden_state[0], expected))
+    for one, two in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, two, atol=1e-5 * max(1.0, float(two.norm())))
 
 
 def test_a_batch_that_is_done_early_stops_early():

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pnn.nn.gating import logit
-from pnn.nn.live import Live, Memory, Places, choose
+from pnn.nn.live import Live, Memory, Places, choose, only_sequences
 from pnn.nn.packing import Layout, only_at
 from pnn.schedule import period
 
@@ -182,6 +182,9 @@ class Refined:
 def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor | None, rule: Rule) -> Refined:
     """One refiner for each step. With `at` the last state of these tokens is asked for, and who is of no use to them stops."""
     places, size = Places.of(h, layout), h.shape[:2]
+    if rule.criterion.reads and places.read_once(at):
+        assert at is not None
+        return refine_sequences(refiners, h, layout, at, rule, places)
     asked = places.real if at is None else torch.zeros_like(places.real).index_fill_(0, at, True)
     live, beside = places.real, torch.zeros_like(places.real)
     taken = torch.zeros_like(places.sequence)
@@ -225,6 +228,39 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
                 chosen = choose(live, beside, places)
     if at is not None:
         states[-1] = only_at(h, at)
+    return Refined(states, taken.view(size))
+
+
+def refine_sequences(
+    refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor, rule: Rule, places: Places
+) -> Refined:
+    """The same where each sequence is read at one token of it: it goes on or halts as a whole, and the batch shrinks."""
+    taken, real, size = torch.zeros_like(places.sequence), places.real, h.shape[:2]
+    going, here = torch.arange(len(at), device=at.device), None  # sequences that are left, and their tokens; None: all
+    states, left, asked = [h], h, at
+    for step, refiner in enumerate(refiners, 1):
+        if step == len(refiners):
+            states.append(only_at(h, at))
+            if len(going):
+                states[-1] = states[-1].index_copy(1, going, refiner(left, layout, asked).to(h.dtype))
+                taken = taken.index_add(0, at[going], torch.ones_like(going))
+            break
+        if len(going):
+            before, left = left, refiner(left, layout)
+            taken = taken + real if here is None else taken.index_add(0, here, torch.ones_like(here))
+            h = left if here is None else h.flatten(0, 1).index_copy(0, here, left[0].to(h.dtype)).view_as(h)
+        states.append(h)
+        if not len(going) or not rule.may_halt_after(step, len(refiners)):
+            continue
+        with torch.no_grad():
+            was, now = (only_at(x, asked)[0] for x in (before, left))
+            goes_on = ~rule.criterion.settled(rule.criterion.measure(was, now, rule.read), rule.halt.threshold)
+        if not bool(goes_on.all()):
+            going = going[goes_on]
+            tokens, layout = only_sequences(goes_on, places, refiner.attention.num_heads)
+            here = tokens if here is None else here[tokens]
+            left, asked = only_at(left, tokens), torch.searchsorted(tokens, asked[goes_on])
+            places = Places.of(left, layout)
     return Refined(states, taken.view(size))
 
 

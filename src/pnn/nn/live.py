@@ -4,7 +4,8 @@ A token that has halted keeps its state, so its keys and values under a refiner 
 from the state that it keeps, and lie in a `Memory` from then on. A step then takes the live tokens' rows alone. They write
 their new keys and values into the memory and attend to all of it; everything else in a refiner is per token as it is.
 
-Where nobody reads a sequence any more (all tokens that were asked for have halted) its other tokens stop too.
+Where nobody reads a sequence any more (all tokens that were asked for have halted) its other tokens stop too. Where sequences
+halt as wholes nothing has to be kept: the batch of the others (`only_sequences`) is computed as any other is.
 
 How many tokens are live only the device knows. `choose` is the one place that asks: once for a step, and on a GPU in sizes of
 few kinds.
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pnn.nn import fast
-from pnn.nn.packing import Layout, bucket, padded_attention
+from pnn.nn.packing import Layout, Rows, bucket, padded_attention
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ class Places:
         counts = torch.zeros(len(self.borders) - 1, dtype=torch.int32, device=wanted.device)
         return counts.index_add_(0, self.sequence, wanted.int())[self.sequence] > 0
 
+    def read_once(self, at: Tensor | None) -> bool:
+        """Whether each sequence is asked for at one token, as a classifier reads them: then it halts as a whole."""
+        if at is None or not exact_sizes(at.device):
+            return False
+        return torch.equal(self.sequence[at], torch.arange(len(self.borders) - 1, device=at.device))
+
     def rotation_at(self, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotation is None:
             return None
@@ -93,6 +100,15 @@ def choose(here: Tensor, beside: Tensor, places: Places) -> Live:
     borders = torch.searchsorted(computed, places.borders)
     sequences = torch.arange(len(borders) - 1, device=borders.device)
     return Live(computed, kept, sequences, borders, places.length, len(computed) - counts[0])
+
+
+def only_sequences(chosen: Tensor, places: Places, heads: int) -> tuple[Tensor, Layout]:
+    """A batch of these sequences alone, packed: which of the tokens are left, and how they lie."""
+    tokens = (places.real & chosen[places.sequence]).nonzero().squeeze(1)
+    lengths = torch.bincount(places.sequence[tokens], minlength=len(chosen))[chosen]
+    borders = torch.cat((lengths.new_zeros(1), lengths.cumsum(0))).int()
+    rows = Rows.of(borders, len(tokens), heads) if len(tokens) else None
+    return tokens, Layout(cu_seqlens=borders, max_seqlen=places.length, rows=rows, rotation=places.rotation_at(tokens))
 
 
 def exact_sizes(device: torch.device) -> bool:
