@@ -100,7 +100,7 @@ def settings(config: Any) -> list[Setting]:
 @torch.no_grad()
 def halting_settings(model: PreTrainedModel, batches: Sequence[Batch], asked: Asked = MASKED) -> list[Setting]:
     """For each criterion that the model has, thresholds at which shares of the tokens have settled, over all steps but the
-    last. None where a schedule does not go round."""
+    last; of a classifier's confidence also within fewer steps. None where a schedule does not go round."""
     encoder: Any = model.base_model
     config = encoder.config
     every = settings(config)[0]
@@ -128,11 +128,14 @@ def halting_settings(model: PreTrainedModel, batches: Sequence[Batch], asked: As
             thresholds = torch.cat(measured).quantile(torch.tensor(shares, device=model.device)).tolist()
             for threshold in dict.fromkeys(map(_rounded, thresholds)):
                 halt = {"criterion": name, "threshold": threshold}
-                try:
-                    Halt.of(halt).check_steps(config.schedule, config.num_steps)
-                except ValueError:
-                    continue
-                found.append(Setting(every.changes | {"halt": halt}, f"halting by {name}, {threshold:.9g}"))
+                for fewer in settings(config) if criterion.reads and asked.labels else [every]:
+                    steps = fewer.changes["num_steps"]
+                    try:
+                        Halt.of(halt).check_steps(config.schedule, steps)
+                    except ValueError:
+                        continue
+                    of = "" if steps == every.changes["num_steps"] else f" within {_steps(steps)}"
+                    found.append(Setting(fewer.changes | {"halt": halt}, f"halting by {name}, {threshold:.9g}{of}"))
     return found
 
 

@@ -71,6 +71,8 @@ def written_out(refiner: Any, h: Tensor, layout: Layout) -> bool:
     """Whether a step is computed by kernels/refinement: in training, in 16 bit on a GPU, nothing hooked or replaced."""
     if layout.cu_seqlens is None or layout.watched is not None or not torch.is_grad_enabled():
         return False
+    if layout.context is not None:  # half of the step is done
+        return False
     if not (for_kernels(h) and h.dtype == computed_in(h) and can_write_out(refiner)):
         return False
     from pnn.kernels import refinement

@@ -234,34 +234,48 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
 def refine_sequences(
     refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor, rule: Rule, places: Places
 ) -> Refined:
-    """The same where each sequence is read at one token of it: it goes on or halts as a whole, and the batch shrinks."""
+    """The same where each sequence is read at one token of it: it goes on or halts as a whole, and the batch shrinks. A step is
+    first computed for these tokens; of sequences that halt there the others stay as they were, as at the last step."""
     taken, real, size = torch.zeros_like(places.sequence), places.real, h.shape[:2]
     going, here = torch.arange(len(at), device=at.device), None  # sequences that are left, and their tokens; None: all
     states, left, asked = [h], h, at
     for step, refiner in enumerate(refiners, 1):
-        if step == len(refiners):
-            states.append(only_at(h, at))
-            if len(going):
-                states[-1] = states[-1].index_copy(1, going, refiner(left, layout, asked).to(h.dtype))
-                taken = taken.index_add(0, at[going], torch.ones_like(going))
+        if step == len(refiners) or not len(going):
             break
+        if rule.may_halt_after(step, len(refiners)):
+            context = refiner.attention.context(left, layout)
+            layout = replace(layout, context=context)
+            was = only_at(left, asked)
+            now = refiner(was, Layout(context=only_at(context, asked)))
+            with torch.no_grad():
+                measured = rule.criterion.measure(was[0], now[0], rule.read)
+                goes_on = ~rule.criterion.settled(measured, rule.halt.threshold)
+            if not bool(goes_on.all()):
+                stopped = at[going[~goes_on]]
+                h = _put(h, stopped, now[0, ~goes_on])
+                taken = taken.index_add(0, stopped, torch.ones_like(stopped))
+                going = going[goes_on]
+                tokens, layout = only_sequences(goes_on, places, refiner.attention.num_heads)
+                here = tokens if here is None else here[tokens]
+                left, asked = only_at(left, tokens), torch.searchsorted(tokens, asked[goes_on])
+                places = Places.of(left, layout)
+                layout = replace(layout, context=only_at(context, tokens))
         if len(going):
-            before, left = left, refiner(left, layout)
+            left, layout = refiner(left, layout), replace(layout, context=None)
             taken = taken + real if here is None else taken.index_add(0, here, torch.ones_like(here))
-            h = left if here is None else h.flatten(0, 1).index_copy(0, here, left[0].to(h.dtype)).view_as(h)
+            h = left if here is None else _put(h, here, left[0])
         states.append(h)
-        if not len(going) or not rule.may_halt_after(step, len(refiners)):
-            continue
-        with torch.no_grad():
-            was, now = (only_at(x, asked)[0] for x in (before, left))
-            goes_on = ~rule.criterion.settled(rule.criterion.measure(was, now, rule.read), rule.halt.threshold)
-        if not bool(goes_on.all()):
-            going = going[goes_on]
-            tokens, layout = only_sequences(goes_on, places, refiner.attention.num_heads)
-            here = tokens if here is None else here[tokens]
-            left, asked = only_at(left, tokens), torch.searchsorted(tokens, asked[goes_on])
-            places = Places.of(left, layout)
+    last = only_at(h, at)
+    if len(going):
+        last = last.index_copy(1, going, refiners[-1](left, layout, asked).to(h.dtype))
+        taken = taken.index_add(0, at[going], torch.ones_like(going))
+    states += [h] * (len(refiners) - len(states)) + [last]
     return Refined(states, taken.view(size))
+
+
+def _put(h: Tensor, rows: Tensor, new: Tensor) -> Tensor:
+    """The states of all tokens, those of these rows anew."""
+    return h.flatten(0, 1).index_copy(0, rows, new.to(h.dtype)).view_as(h)
 
 
 def _settled(rule: Rule, before: Tensor, after: Tensor, at: Tensor | None, chosen: Live | None, live: Tensor) -> Tensor:

@@ -74,6 +74,7 @@ class Layout:
     watched: list[Tensor] | None = None  # attention leaves its weights here, where somebody asked for them
     past: Past | None = None  # in a decoder, whose rows are padded by its mask and not by `keep`
     attend: Callable[[Tensor], Tensor] | None = None  # in attention's stead, where other tokens' keys and values are kept
+    context: Tensor | None = None  # what attention gives for these tokens, where that was computed before
 
     def at_step(self, step: int) -> Layout:
         """A decoder's cache has keys and values of every step."""
