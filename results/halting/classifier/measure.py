@@ -5,7 +5,7 @@ python results/halting/classifier/measure.py ENCODER DATA RUNS OUT.json [--seeds
 DATA holds the official files (SST-2/train.tsv …). RUNS gets the classifiers, seed-0 and so on; those that are there are kept.
 Each setting that `pnn calibrate` tries is measured on all dev examples: who is right, how many steps texts take, and the time
 of predicting a quarter of them, in turns; speeds are ratios to all steps. On a CPU one thread computes, and its own time
-counts. As a control each text gets the number of steps that another text took (random).
+counts. Who is right after each step is kept too: the control, the same numbers of steps at random, follows from it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from pnn.progress import say
 from pnn.runs import find_checkpoint
 from pnn.turns import take_turns
 
-DRAWS = 200  # of the control
 SOME = 4  # every fourth batch is timed: they are sorted by length, so these are of all lengths
 
 
@@ -81,9 +80,9 @@ def main() -> None:
             continue
         model = load_as_named(folder).to(device)
         by_step = outputs(model, plan, dev, by_step=True)
-        row: dict[str, Any] = {"seed": seed, "by_step": (by_step.argmax(-1) == dev.labels).mean(1).tolist()}
+        row: dict[str, Any] = {"seed": seed, "right_by_step": [digits(one) for one in by_step.argmax(-1) == dev.labels]}
         with torch.autocast(device.type, precision, enabled=on_gpu):
-            row["settings"] = measured(model, batches_of([dev], plan.batch_size), by_step, dev.labels, asked.turn_seconds)
+            row["settings"] = measured(model, batches_of([dev], plan.batch_size), dev.labels, asked.turn_seconds)
         rows.append(row)
     if asked.tune_only:
         return
@@ -91,14 +90,16 @@ def main() -> None:
     write_json(asked.out, known | {"examples": {"train": len(train), "dev": len(dev)}, "seeds": rows} | machine())
 
 
+def digits(right: np.ndarray) -> str:
+    return "".join(map(str, right.astype(int)))
+
+
 @torch.no_grad()
-def measured(
-    model: PreTrainedModel, batches: list[Batch], by_step: np.ndarray, labels: np.ndarray, seconds: float
-) -> list[dict[str, Any]]:
+def measured(model: PreTrainedModel, batches: list[Batch], labels: np.ndarray, seconds: float) -> list[dict[str, Any]]:
     model.eval()
     every = [*settings(model.config), *halting_settings(model, batches, asked_of(model))]
     order = np.concatenate([batch.sequence for batch in batches])
-    draw, rows = np.random.default_rng(0), []
+    rows = []
 
     def run(setting: Any, some: list[Batch]) -> list[torch.Tensor]:
         with in_force(model, setting):
@@ -117,15 +118,13 @@ def measured(
         row = {
             "setting": setting.said,
             "changes": setting.changes,
-            "right": "".join(map(str, right.astype(int))),
+            "right": digits(right),
             "steps": float(steps.mean()),
             "seconds": float(np.median(times[setting.said])),
             "turns": len(times[setting.said]),
         }
         if (setting.changes["halt"] or {}).get("criterion") == "confidence":
-            read = by_step.argmax(-1) == labels  # (steps, examples)
-            dealt = [read[draw.permutation(steps), np.arange(len(steps))] for _ in range(DRAWS)]
-            row["random"] = np.mean(dealt, axis=0).round(3).tolist()
+            row["halted_after"] = np.bincount(steps, minlength=1 + int(steps.max())).tolist()  # texts, from step 0
         rows.append(row)
     return rows
 

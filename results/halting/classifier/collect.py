@@ -1,0 +1,247 @@
+"""From measured.json to result.json, the figure and the tables of README.md.
+
+Each half of dev chooses a setting for the other, the fastest that loses at most 0.3 points where it is chosen, as
+`pnn calibrate` does it once: so all of dev says what the choice costs.
+
+python results/halting/classifier/collect.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pnn.figures.marks import BLUE, CONTROL, GREEN, ORANGE
+from pnn.figures.style import SMALL, WIDTH, per_cent_axis, png, save, styled
+from pnn.files import write_between, write_json
+from pnn.numbers import bare_per_cent, estimate, written
+from pnn.results import Json
+from pnn.runs import read_json
+from pnn.stats import Estimate, seeds_and_sequences
+
+HERE = Path(__file__).parent
+LOSE = 0.003
+AIM = 1.4
+Row = dict[str, Any]
+
+
+def criterion(row: Json) -> str:
+    return str((row["changes"]["halt"] or {"criterion": "dial"})["criterion"])
+
+
+WAYS: dict[str, tuple[str, Callable[[Json], bool]]] = {
+    "dial": ("fewer steps for every text", lambda row: criterion(row) == "dial"),
+    "confidence": ("texts halt by confidence", lambda row: criterion(row) == "confidence"),
+    "context": ("all but the first token halt", lambda row: criterion(row) == "context"),
+    "any": ("any setting", lambda row: True),
+}
+
+
+def numbers(digits: str) -> NDArray[np.float64]:
+    return np.array([float(one) for one in digits])
+
+
+def right_of(row: Json) -> NDArray[np.float64]:
+    return numbers(row["right"])
+
+
+def at_random(seed: Json, row: Json) -> NDArray[np.float64]:
+    """How often each text is right where it takes the number of steps that any text took."""
+    shares = np.array(row["halted_after"]) / sum(row["halted_after"])
+    by_step = np.array([numbers(one) for one in seed["right_by_step"][: len(shares)]])
+    return shares @ by_step
+
+
+def chosen_on(rows: list[Json], half: NDArray[np.bool_]) -> Json:
+    """The fastest that loses little enough on this half. All steps, the first row, always may."""
+    whole = right_of(rows[0])
+    good = [row for row in rows if (whole - right_of(row))[half].mean() <= LOSE]
+    return min(good, key=lambda row: float(row["seconds"]))
+
+
+def crossed(seed: Json, among: Callable[[Json], bool]) -> Row:
+    """Each half chooses for the other: what is lost on every example, and the speed."""
+    every = seed["settings"]
+    rows = [every[0], *(row for row in every[1:] if among(row))]
+    whole = right_of(rows[0])
+    lost, seconds, said = np.zeros(len(whole)), [], []
+    for start in (0, 1):
+        half = np.arange(len(whole)) % 2 == start
+        row = chosen_on(rows, half)
+        lost[~half] = (whole - right_of(row))[~half]
+        seconds.append(row["seconds"])
+        said.append(row["setting"])
+    return {"lost": lost, "speed": rows[0]["seconds"] / float(np.mean(seconds)), "chosen": said}
+
+
+def together(lost: NDArray[np.float64]) -> Estimate:
+    return seeds_and_sequences(lost, np.ones(lost.shape[1]))
+
+
+def choices(seeds: list[Json]) -> dict[str, Row]:
+    found = {}
+    for name, (_, among) in WAYS.items():
+        each = [crossed(seed, among) for seed in seeds]
+        found[name] = {
+            "speed": float(np.mean([one["speed"] for one in each])),
+            "speed_by_seed": [one["speed"] for one in each],
+            "points_lost": together(np.array([one["lost"] for one in each])).as_json(),
+            "chosen": [one["chosen"] for one in each],
+        }
+    return found
+
+
+def curve(seeds: list[Json]) -> list[Row]:
+    """Every setting, mean over seeds. Thresholds are each seed's own, at the same shares of texts that settle."""
+    found = []
+    for rows in zip(*(seed["settings"] for seed in seeds), strict=True):
+        assert len({(criterion(row), row["changes"]["num_steps"]) for row in rows}) == 1
+        whole = [right_of(seed["settings"][0]) for seed in seeds]
+        lost = np.array([all_of - right_of(row) for all_of, row in zip(whole, rows, strict=True)])
+        one = {
+            "setting": rows[0]["setting"] if criterion(rows[0]) in ("dial", "context") else criterion(rows[0]),
+            "num_steps": rows[0]["changes"]["num_steps"],
+            "criterion": criterion(rows[0]),
+            "accuracy": float(np.mean([right_of(row).mean() for row in rows])),
+            "points_lost": together(lost).as_json(),
+            "steps": float(np.mean([row["steps"] for row in rows])),
+            "speed": float(
+                np.mean([seed["settings"][0]["seconds"] / row["seconds"] for seed, row in zip(seeds, rows, strict=True)])
+            ),
+        }
+        if "halted_after" in rows[0]:
+            dealt = [all_of - at_random(seed, row) for all_of, seed, row in zip(whole, seeds, rows, strict=True)]
+            one["random_points_lost"] = together(np.array(dealt)).as_json()
+        found.append(one)
+    return found
+
+
+def reaches(way: Row) -> bool:
+    return way["speed"] >= AIM and way["points_lost"]["interval"][0] <= 0
+
+
+def table_of_choices(found: dict[str, Row]) -> str:
+    lines = ["| what may be chosen | speed of all steps, mean (by seed) | points lost (95 %) |", "|---|---|---|"]
+    for name, way in found.items():
+        by_seed = ", ".join(written(one, 2) for one in way["speed_by_seed"])
+        lost = estimate(way["points_lost"], 2, scale=100)
+        lines.append(f"| {WAYS[name][0]} | {written(way['speed'], 2)}× ({by_seed}) | {lost} |")
+    return "\n".join(lines)
+
+
+def table_of_settings(rows: list[Row]) -> str:
+    lines = [
+        "| setting | steps of a text | speed | accuracy, % | points lost (95 %) | the same steps at random, points lost |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        within = f" within {row['num_steps']} steps" if row["criterion"] == "confidence" else ""
+        cells = [
+            row["setting"] + within,
+            written(row["steps"], 2),
+            f"{written(row['speed'], 2)}×",
+            bare_per_cent(row["accuracy"]),
+            estimate(row["points_lost"], 1, scale=100),
+            estimate(row["random_points_lost"], 1, scale=100) if "random_points_lost" in row else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+@styled
+def accuracy_against_speed(rows: list[Row]) -> Figure:
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    axes = figure.subplots()
+    most = max(row["num_steps"] for row in rows)
+    confident = [row for row in rows if row["criterion"] == "confidence" and row["num_steps"] == most]
+    dial = [row for row in rows if row["criterion"] == "dial"]
+    lines = (
+        (confident, "points_lost", ORANGE, "D", "texts halt by confidence"),
+        (confident, "random_points_lost", CONTROL, "X", "as many steps at random"),
+        (dial, "points_lost", BLUE, "o", "fewer steps for every text"),
+        ([row for row in rows if row["criterion"] == "context"], "points_lost", GREEN, "s", "all but the first token halt"),
+    )
+    for shown, key, colour, marker, said in lines:
+        ordered = sorted(shown, key=lambda row: row["speed"])
+        whole = dial[0]["accuracy"]
+        y = [whole - row[key]["value"] for row in ordered]
+        ends = [[whole - end for end in row[key]["interval"]] for row in ordered]
+        whiskers = np.abs([[middle - high, low - middle] for middle, (low, high) in zip(y, ends, strict=True)]).T
+        linked = "-" if marker != "s" else ""
+        x = [row["speed"] for row in ordered]
+        axes.errorbar(x, y, whiskers, color=colour, marker=marker, ms=5, ls=linked, lw=1.2, elinewidth=0.7, label=said)
+    for row in dial:
+        axes.annotate(
+            str(row["num_steps"]), (row["speed"], row["accuracy"]), (5, 5), textcoords="offset points", fontsize=SMALL
+        )
+    axes.axvline(AIM, color=CONTROL, lw=0.8, ls=":")
+    axes.set(xscale="log", xlabel="measured speed, all steps = 1×", ylabel="dev accuracy (%)")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}×" if round(value, 1) in (2, 3, 4, 6, 8) else "")
+    per_cent_axis(axes)
+    figure.legend(loc="outside upper center", ncols=2)
+    return figure
+
+
+def answer(found: dict[str, Row]) -> str:
+    halting, dial = found["confidence"], found["dial"]
+
+    def said(way: Row) -> str:
+        return (
+            f"{written(way['speed'], 2)} times the speed of all steps, {estimate(way['points_lost'], 2, scale=100)} points lost"
+        )
+
+    return (
+        f"{AIM} times the speed at no loss beyond the interval is {'' if reaches(halting) else 'not '}reached by texts that "
+        f"halt by confidence ({said(halting)}), "
+        f"and {'' if reaches(dial) else 'not '}by fewer steps for every text ({said(dial)})."
+    )
+
+
+def main() -> None:
+    measured = read_json(HERE / "measured.json")
+    found, rows = choices(measured["seeds"]), curve(measured["seeds"])
+    halting, dial = found["confidence"], found["dial"]
+    write_json(
+        HERE / "result.json",
+        {
+            "question": "What does a classifier save whose texts halt when it is sure of them?",
+            "protocol": f"{measured['task']}, {measured['examples']['train']:,} training examples, a loss after every step, "
+            f"{len(measured['seeds'])} fine-tuning seeds; each half of dev ({measured['examples']['dev']} examples) chooses "
+            f"for the other the fastest setting that loses at most {100 * LOSE:g} points; paired intervals over both; "
+            "speeds are of prediction from tokens to labels, settings in turns, on a CPU one thread's own time",
+            "seeds": [seed["seed"] for seed in measured["seeds"]],
+            "hardware": measured["hardware"],
+            "git": measured["git"],
+            "ratios": {
+                "classifier_halting_speedup": halting["speed"],
+                "classifier_halting_vs_dial": float(
+                    np.mean([a / b for a, b in zip(halting["speed_by_seed"], dial["speed_by_seed"], strict=True)])
+                ),
+                "classifier_halting_points_lost": 100 * halting["points_lost"]["value"],
+            },
+            "metrics": {
+                "accuracy_by_step": [
+                    float(np.mean([numbers(seed["right_by_step"][step]).mean() for seed in measured["seeds"]]))
+                    for step in range(len(measured["seeds"][0]["right_by_step"]))
+                ],
+                "choices": found,
+                "settings": rows,
+            },
+            "answer": answer(found),
+            "command": "results/halting/classifier/run.sh DATA RUNS",
+        },
+    )
+    save(png(accuracy_against_speed(rows)), HERE / "figures" / "accuracy_against_speed.png")
+    write_between(HERE / "README.md", "choices", table_of_choices(found))
+    write_between(HERE / "README.md", "settings", table_of_settings([row for row in rows if row["criterion"] != "change"]))
+    print(table_of_choices(found), table_of_settings(rows), answer(found), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
