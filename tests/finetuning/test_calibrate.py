@@ -154,6 +154,7 @@ def test_a_halting_classifier_is_stored_used_and_undone(run, pnn_command, monkey
     criteria = {(row["changes"]["halt"] or {"criterion": "dial"})["criterion"] for row in found.values()}
     assert criteria == {"dial", "context", "change", "confidence"}
     assert "3 steps, 1 for all but the first token" in found
+    assert any(name.startswith("halting by confidence") and name.endswith(" within 2 steps") for name in found)
 
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
