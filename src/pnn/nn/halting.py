@@ -243,7 +243,8 @@ def refine_sequences(
         if step == len(refiners) or not len(going):
             break
         if rule.may_halt_after(step, len(refiners)):
-            context = refiner.attention.context(left, layout)
+            attention: Any = refiner.attention
+            context = attention.context(left, layout)
             layout = replace(layout, context=context)
             was = only_at(left, asked)
             now = refiner(was, Layout(context=only_at(context, asked)))
@@ -255,7 +256,7 @@ def refine_sequences(
                 h = _put(h, stopped, now[0, ~goes_on])
                 taken = taken.index_add(0, stopped, torch.ones_like(stopped))
                 going = going[goes_on]
-                tokens, layout = only_sequences(goes_on, places, refiner.attention.num_heads)
+                tokens, layout = only_sequences(goes_on, places, attention.num_heads)
                 here = tokens if here is None else here[tokens]
                 left, asked = only_at(left, tokens), torch.searchsorted(tokens, asked[goes_on])
                 places = Places.of(left, layout)
