@@ -21,10 +21,10 @@ from pnn.nn.fast import kernels_compute
 from pnn.training.device import compiles, precision_of
 
 DISTRIBUTION = "plastic-neural-networks"
-EXTRAS = {
-    "lm_eval": ("eval", "pnn evaluate --task"),
-    "onnxruntime": ("onnx", "pnn export --onnx"),
-    "gradio": ("app", "pnn explore"),
+EXTRAS = {  # module → the extra's packages, which pip finds with a checkout and without, and what needs them
+    "lm_eval": ("lm-eval", "pnn evaluate --task"),
+    "onnxruntime": ("onnx onnxscript onnxruntime", "pnn export --onnx"),
+    "gradio": ("gradio", "pnn explore"),
 }
 LITTLE_DISK = 5 << 30  # bytes; a run of a published size keeps checkpoints of 2 GB
 
@@ -57,14 +57,14 @@ def versions() -> Iterator[Finding]:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            wrong.append(f"{requirement.name} is missing")
+            wrong.append(f"{requirement.name} is missing: pip install '{requirement}' mends it.")
             continue
         found.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement.name} is {version}, but {requirement.specifier} is needed")
+            wrong.append(f"{requirement.name} is {version}, which does not fit: pip install '{requirement}' mends it.")
     yield Finding(f"Packages: {', '.join(found)}.")
     for what in wrong:
-        yield Finding(f"{what}: pip install -e . mends it.", broken=True)
+        yield Finding(what, broken=True)
 
 
 def owners() -> Iterator[Finding]:
@@ -118,9 +118,9 @@ def speed() -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    for module, (extra, command) in EXTRAS.items():
+    for module, (packages, command) in EXTRAS.items():
         if importlib.util.find_spec(module) is None:
-            yield Finding(f"{command} does not work yet: pip install -e '.[{extra}]' adds it.")
+            yield Finding(f"{command} does not work yet: pip install {packages} adds it.")
 
 
 def disk(folder: Path) -> Iterator[Finding]:

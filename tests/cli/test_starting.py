@@ -171,8 +171,8 @@ def test_the_doctor_is_content_here_and_names_what_is_broken(pnn_command, monkey
     )
     code, out, _ = pnn_command("doctor")
     assert code == 1
-    assert re.search(r"^BROKEN: torch is 2\S+, but >=99 is needed", out, re.MULTILINE)
-    assert "BROKEN: no-such-package is missing" in out
+    assert re.search(r"^BROKEN: torch is 2\S+, which does not fit: pip install 'torch>=99' mends it", out, re.MULTILINE)
+    assert "BROKEN: no-such-package is missing: pip install 'no-such-package>=1'" in out
 
 
 def test_the_doctor_names_whose_pnn_this_is(pnn_command, monkeypatch, tmp_path):

@@ -36,7 +36,7 @@ def explore(
     except ImportError as error:
         if error.name != "gradio":
             raise
-        raise UserError("the page needs gradio: pip install -e '.[app]' in this project's folder") from None
+        raise UserError("the page needs gradio: pip install gradio") from None
     with importing():
         from pnn.explore.server import serve
         from pnn.explore.subjects import default_models

@@ -232,7 +232,7 @@ def _check_installed() -> None:
     except ImportError as error:
         if error.name != "lm_eval":
             raise
-        raise UserError("tasks need lm-eval: pip install -e '.[eval]' in this project's folder") from None
+        raise UserError("tasks need lm-eval: pip install lm-eval") from None
 
 
 def _read_held(path: Path | None) -> dict[str, Any]:

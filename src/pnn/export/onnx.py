@@ -25,7 +25,7 @@ from pnn.errors import UserError
 from pnn.models.registry import kind_of
 
 TOLERANCE = 1e-4
-NEEDED = "--onnx needs onnx, onnxscript and onnxruntime: pip install -e '.[onnx]' in this project's folder"
+NEEDED = "--onnx needs three more packages: pip install onnx onnxscript onnxruntime"
 
 
 class _Logits(nn.Module):
