@@ -9,7 +9,9 @@
 - The emphasised line under a picture is its caption. A picture is a link to itself: on a phone its words are too small to read.
 - A long command goes on in the next line, indented. Lines never end inside an option (--data) or between a number and its %.
 - `<!-- refining: refining.json -->` becomes grids of predictions with a slider, one per model of that file.
-- Equations become MathML when the site is built: browsers draw it themselves, with the font in docs/fonts.
+- Equations become MathML when the site is built: browsers draw it themselves, with the font in docs/fonts. One that is wider
+  than a phone scrolls, also by the keyboard.
+- What the theme leaves without a name for those who listen to a page has one.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ WORDS = {
     "machines": "Needs several machines.",
     "browser": "Opens a page in the browser.",
 }
+SEARCH = 'data-md-component="search" role="dialog"'
 SHIM = "https://unpkg.com/iframe-worker/shim"
 FIELDS = re.compile(r"<!-- fields: (\S+) (\w+) -->")
 REFINING = re.compile(r"<!-- refining: (\S+) -->")
@@ -115,7 +118,8 @@ def on_page_content(content: str, **_: Any) -> str:
     def drawn(match: re.Match[str]) -> str:
         before, tag, equation, after = match.groups()  # brackets and full stops stay on the equation's line
         drawing = convert(html.unescape(equation), display="block" if tag == "div" else "inline")
-        return f'<{tag} class="equation">{before}{drawing}{after}</{tag}>'
+        focus = ' tabindex="0"' if tag == "div" else ""
+        return f'<{tag} class="equation"{focus}>{before}{drawing}{after}</{tag}>'
 
     def unbroken(match: re.Match[str]) -> str:  # browsers would end a line after the dashes of --data
         return OPTION.sub(r'<span class="option">\g<0></span>', match[0])
@@ -127,8 +131,12 @@ def on_page_content(content: str, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    return output.replace(SHIM, get_relative_url("js/iframe_worker.js", page.url))
+    return _named(output.replace(SHIM, get_relative_url("js/iframe_worker.js", page.url)))
 
 
 def on_post_template(output_content: str, **_: Any) -> str:
-    return output_content.replace(SHIM, "js/iframe_worker.js")
+    return _named(output_content.replace(SHIM, "js/iframe_worker.js"))
+
+
+def _named(page: str) -> str:
+    return page.replace(SEARCH, f'{SEARCH} aria-label="Search"')

@@ -55,7 +55,7 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]], caption: obj
     top = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head)))
     body = tag("tbody", *(tag("tr", tag("th", row[0], scope="row"), *map(cell, row[1:])) for row in rows))
     title = tag("caption", caption) if caption else ""
-    return tag("div", tag("table", title, top, body), class_="scroll")
+    return scrolling("table", tag("table", title, top, body))
 
 
 def cell(value: object, **attributes: object) -> Html:
@@ -68,4 +68,9 @@ def image(png: bytes, width: int, description: str) -> Html:
     """An embedded picture on a white card. On a narrow window it keeps a legible size and the card scrolls."""
     source = "data:image/png;base64," + base64.b64encode(png).decode("ascii")
     picture = f'<img src="{source}" alt="{escape(description)}" width="{width}" style="min-width:{min(width, 620)}px">'
-    return tag("figure", tag("div", Html(picture), class_="scroll"), class_="card")
+    return tag("figure", scrolling("figure", Html(picture)), class_="card")
+
+
+def scrolling(what: str, content: Html) -> Html:
+    """In a narrow window it scrolls in its own box, also by the keyboard."""
+    return tag("div", content, class_="scroll", tabindex=0, role="group", aria_label=what)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pnn.report.loading import Run
-from pnn.report.markup import Html, cell, tag
+from pnn.report.markup import Html, cell, scrolling, tag
 from pnn.runs import FREE_ON_RESUME
 
 BOOKKEEPING = ("architectures", "transformers_version", "dtype", "model_type")  # of config.json: nothing about the model
@@ -29,7 +29,7 @@ def settings_table(runs: Sequence[Run[Any]]) -> Html:
             parts.append(tag("tr", tag("th", heading, colspan=len(runs) + 1, scope="rowgroup"), class_="group"))
             parts += [_row(key, [settings.get(key) for settings in each]) for key in keys]
     names = tag("tr", tag("td"), *(tag("th", run.name, scope="col") for run in runs))
-    return tag("div", tag("table", tag("thead", names), tag("tbody", *parts), class_="settings"), class_="scroll")
+    return scrolling("settings", tag("table", tag("thead", names), tag("tbody", *parts), class_="settings"))
 
 
 def _groups(runs: Sequence[Run[Any]]) -> dict[str, list[dict[str, Any]]]:
