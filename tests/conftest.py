@@ -1,6 +1,7 @@
 """What several test files share: tiny runs, and the command line called in this process."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -147,3 +148,16 @@ def trained_run(tmp_path_factory, prepared_folder) -> Path:
     config = merged(TINY, {"name": "tiny", "data": {"prepared": str(prepared_folder)}, "training": {"max_steps": 20}})
     train_run(validate(from_dict(RunConfig, config)), run, quiet=True)
     return run
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """This machine's own browser."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("there is no Chromium on this machine (Debian: apt install chromium)")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from browser import complaints
 
 from pnn.models.bert import BertBaselineConfig, BertBaselineForMaskedLM
 from pnn.models.ddl import DDLConfig, DDLForCausalLM
@@ -71,18 +72,6 @@ def address(trained_run, tiny_bert, tiny_decoder, young_run, tmp_path_factory):
     thread.join(10)
 
 
-@pytest.fixture(scope="session")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("there is no Chromium on this machine (Debian: apt install chromium)")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def visit(chromium, address):
     """Open the page as a new user: `page = visit(width=390, color_scheme="dark")`. At the end no page may have logged an error
@@ -94,9 +83,7 @@ def visit(chromium, address):
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda asked: None if asked.url.startswith((address, "data:", "blob:")) else wrong.append(asked.url))
+        wrong.append(complaints(page, address))
         page.goto(address)
         page.wait_for_selector(".refining")
         return page
@@ -104,4 +91,4 @@ def visit(chromium, address):
     yield open_page
     for context in contexts:
         context.close()
-    assert not wrong
+    assert not any(wrong), wrong

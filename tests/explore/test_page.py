@@ -10,13 +10,9 @@ import zipfile
 from urllib.parse import urlsplit
 
 import pytest
+from browser import axe_finds
 
 pytestmark = pytest.mark.slow  # a server and a browser
-
-
-def axe_finds(page):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    return [(one["id"], one["nodes"][0]["html"]) for one in axe.Axe().run(page).response["violations"]]
 
 
 def test_from_typing_to_a_rewritten_prediction(visit):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from browser import WCAG, axe_finds, complaints
 
 from pnn.config import RunConfig
 from pnn.errors import UserError
@@ -326,3 +327,20 @@ def test_an_incomplete_run_is_refused_in_one_sentence(pnn: Path, missing: str, t
         write_report([pnn], tmp_path / "report.html")
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (390, "dark")])
+def test_everybody_can_read_the_page(chromium: Any, pnn: Path, bert: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    file = write_report([pnn, bert], tmp_path / "report.html")
+    with chromium.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme) as context:
+        page = context.new_page()
+        wrong = complaints(page, file.as_uri())
+        page.goto(file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        if width > 1000:  # nothing has to be scrolled
+            boxes = page.locator(".scroll").all()
+            assert boxes
+            assert all(box.evaluate("box => box.scrollWidth <= box.clientWidth") for box in boxes)
+        assert axe_finds(page, WCAG) == []
+    assert wrong == []
