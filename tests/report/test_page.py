@@ -332,6 +332,10 @@ def test_an_incomplete_run_is_refused_in_one_sentence(pnn: Path, missing: str, t
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "scheme"), [(1100, "light"), (390, "dark")])
 def test_everybody_can_read_the_page(chromium: Any, pnn: Path, bert: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    config = pnn / "checkpoints" / "best" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"update": "rewrite"}))  # it has the longest description
+    last = {"step": 200, "seconds": 600.0, "tokens_per_second": 1_234_567.0, "last_step_loss": 1.0}
+    (pnn / "metrics.jsonl").write_text(json.dumps(last) + "\n")
     file = write_report([pnn, bert], tmp_path / "report.html")
     with chromium.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme) as context:
         page = context.new_page()
