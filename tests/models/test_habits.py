@@ -19,6 +19,7 @@ import torch
 import transformers
 from small_models import SMALL, shake
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -39,6 +40,7 @@ from pnn.data import synthetic
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.export.run import export_run
 from pnn.models.loading import save_tokenizer
+from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import distinct_blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "huggingface.md"
@@ -132,6 +134,21 @@ def habit(name: str, encoders: str | None = WORKS, decoders: str | None = WORKS)
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, atol=1e-5)
+
+
+@habit("Auto classes (config, tokenizer, body, language model) and `save_pretrained`")
+@torch.no_grad()
+def auto_classes(subject):
+    model, again = subject.load(), subject.folder.parent / "saved_again"
+    config = AutoConfig.from_pretrained(subject.folder)
+    assert type(config) is (PlasticConfig if subject.reorganised else type(model.config))  # what is left of which model
+    body = AutoModel.from_pretrained(subject.folder)
+    wanted = model(**subject.inputs, output_hidden_states=True)
+    assert same(body(**subject.inputs).last_hidden_state, wanted.hidden_states[-1])
+    model.save_pretrained(again)
+    subject.tokenizer.save_pretrained(again)
+    twin = Subject(subject.name, again)
+    assert torch.equal(twin.load()(**twin.inputs).logits, wanted.logits)
 
 
 @habit("`output_hidden_states=True`, in the call or in the config")
