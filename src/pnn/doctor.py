@@ -15,7 +15,7 @@ import torch
 from packaging.requirements import Requirement
 
 from pnn import __version__, kernels
-from pnn.config import DataConfig, RunConfig
+from pnn.config import DataConfig, RunConfig, load_config, shipped_configs
 from pnn.errors import first_line
 from pnn.nn.fast import kernels_compute
 from pnn.training.device import compiles, precision_of
@@ -111,8 +111,9 @@ def speed() -> Iterator[Finding]:
     elif on_gpu:
         yield Finding(f"Our kernels do not run here ({triton}, or an old GPU): the plain equations do, several times slower.")
     else:
+        small = [name for name in shipped_configs() if load_config(name).data.train == "synthetic"]
         yield Finding(
-            f"Our kernels need a GPU ({triton}). Fast here: quickstart_pnn, quickstart_bert, ddl_tiny, gpt2_tiny (minutes). "
+            f"Our kernels need a GPU ({triton}). Fast here: {', '.join(small)} (minutes). "
             "Slow here: training every other config (days)."
         )
 

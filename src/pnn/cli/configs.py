@@ -18,7 +18,7 @@ def configs() -> None:
     logging.set_verbosity_error()  # GPT-2's special tokens lie beyond a small vocabulary
     width = max(map(len, shipped_configs()))
     for name, path in shipped_configs().items():
-        print(f"{name:{width}}  {parameters(load_config(name)):>11,}  {summary(path)}")
+        print(f"{name:{width}}  {parameters(load_config(name)):>13,}  {summary(path)}")
 
 
 def parameters(run: RunConfig) -> int:
