@@ -9,7 +9,7 @@ TELLING := tests/models/test_models.py tests/models/test_loading.py tests/models
 	tests/data/test_tokenizers.py tests/data/test_corpora.py tests/training/test_loop.py tests/training/test_optim.py \
 	tests/plasticity/test_surgery.py tests/cli/test_starting.py
 
-.PHONY: quickstart test check attack habits mutants oldest newest release dependencies lint docs figures format stamp clean
+.PHONY: quickstart test check attack habits mutants oldest newest release wheel dependencies lint docs figures format stamp clean
 
 quickstart: .venv/core
 	$(BIN)/pnn quickstart
@@ -35,6 +35,9 @@ oldest newest: %: .venv/envs/%/ready  ## the telling tests with the oldest packa
 
 release: .venv/dev  ## wheel, source package, checksums and bill of materials into dist/; built twice, to the same bytes
 	$(BIN)/python release/build.py dist
+
+wheel: .venv/dev  ## the wheel as a new user has it: installed in an empty folder, quickstart, a head removed in Chromium; ten minutes
+	$(BIN)/python release/try_wheel.py
 
 dependencies: .venv/core  ## docs/dependencies.md: versions and licences
 	$(BIN)/python release/dependencies.py page
