@@ -76,3 +76,11 @@ def test_the_download_is_the_smaller_model(subject, tmp_path):
     (opened,), _ = open_subjects([str(tmp_path / "model")])
     assert plasticity.heads(opened.loaded.model) == [(0, 0)]
     assert reorganise.worth(opened, frozenset(), TEXT) == reorganise.worth(subject, frozenset({(0, 1)}), TEXT)
+
+
+def test_the_page_opens_on_a_pnn(trained_run, tiny_bert):
+    """In a folder of runs the baseline's name comes first."""
+    page = pytest.importorskip("pnn.explore.page", reason="the page needs the extra app", exc_type=ImportError)
+    subjects, _ = open_subjects([str(tiny_bert), str(trained_run)])
+    assert page._shown_first(subjects).name == "tiny"
+    assert page._shown_first(subjects[:1]).name == "bert"

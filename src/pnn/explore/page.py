@@ -72,11 +72,16 @@ def looks() -> dict[str, Any]:
     return {"theme": theme, "head": f"<style>{css}</style><script>{resource('refining.js')}</script>"}
 
 
+def _shown_first(subjects: list[Subject]) -> Subject:
+    """A PNN where there is one: in a folder of runs the names are sorted, and would begin with a baseline."""
+    return next((one for one in subjects if one.has_steps), subjects[0])
+
+
 def _refine(subjects: list[Subject]) -> None:
     named = {subject.name: subject for subject in subjects}
-    # a PNN and a BERT, where both are there
-    first = next((one for one in subjects if one.has_steps), subjects[0])
+    first = _shown_first(subjects)
     text = refine.example(first)
+    # a PNN and a BERT, where both are there
     second = next((one for one in subjects if one.has_steps != first.has_steps), subjects[-1]).name if subjects[1:] else NOBODY
     gr.Markdown(
         "Type a text and click words to mask them. Each row is a token, each column a step: what the head reads there, "
@@ -150,7 +155,8 @@ def _runs(folders: tuple[Path, ...]) -> None:
 
 def _reorganise(subjects: list[Subject]) -> None:
     named = {subject.name: subject for subject in subjects}
-    first, text = subjects[0], reorganise.sample_text(subjects[0])
+    first = _shown_first(subjects)
+    text = reorganise.sample_text(first)
     gr.Markdown(
         "Click heads to remove them, and see what the model is worth without them. It is really cut smaller: the download is "
         "that model, and loads like any other after `import pnn`."
