@@ -150,7 +150,7 @@ def trained_run(tmp_path_factory, prepared_folder) -> Path:
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it runs, nothing else in this process can run an event loop
 def chromium():
     """This machine's own browser."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
