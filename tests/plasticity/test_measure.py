@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from small_cycles import LENGTH, language
 from pnn.data.masking import SpecialTokens
 from pnn.models.flops import inference_flops
 from pnn.plasticity import Text, prune
-from pnn.plasticity.measure import flops_per_token, held_out_loss, missing_capacity, size, speeds
+from pnn.plasticity.measure import _rates, flops_per_token, held_out_loss, missing_capacity, size, speeds
 from pnn.plasticity.phases import learn_round
 from pnn.plasticity.settings import CycleSettings
 from pnn.plasticity.text import read_text
@@ -84,6 +85,14 @@ def test_speed_is_that_of_reading(model_of, kind):
     assert [(row["batch"], row["length"]) for row in rows] == [(8, 2), (8, 8)]
     assert all(rate > 0 for row in rows for rate in row["tokens_per_second"].values())
     assert seen == ({(8, 2), (8, 8)} if kind == "bert" else {(8, 1)})
+
+
+def test_speeds_are_compared_turn_by_turn():
+    """The machine is slow in other turns for one than for the other: medians alone would say that they are equally fast."""
+    times = {"whole": [4.0, 2.0, 2.0, 8.0, 6.0], "smaller": [2.0, 4.0, 1.0, 4.0, 4.0]}
+    found = _rates(times, 100)
+    assert np.median(times["whole"]) == np.median(times["smaller"])
+    assert found == {"whole": 25.0, "smaller": 50.0}
 
 
 def test_capacity_is_missing_only_where_heads_went(model_of, text):

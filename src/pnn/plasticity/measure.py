@@ -169,7 +169,7 @@ def missing_capacity(model: PreTrainedModel, batches: Iterable[dict[str, Any]], 
 @torch.no_grad()
 def speeds(models: dict[str, PreTrainedModel], length: int, largest_only: bool = False) -> list[dict[str, Any]]:
     """Tokens a second that each model reads, at each batch size (or the largest) and at the whole length and a quarter
-    of it. Models take turns; the median of the turns counts."""
+    of it. Models take turns."""
     device = next(iter(models.values())).device
     batches = SPEED_BATCHES.get(device.type, SPEED_BATCHES["cpu"])[-1 if largest_only else 0 :]
     rows = []
@@ -180,8 +180,7 @@ def speeds(models: dict[str, PreTrainedModel], length: int, largest_only: bool =
             for tokens in sorted({max(2, length // 4), length}):
                 runs = {name: reading(model, batch, tokens) for name, model in models.items()}
                 times = take_turns(runs, device, SECONDS * len(models), warm_up=1)  # one allocates; there may be many shapes
-                found = {name: batch * tokens / float(np.median(taken)) for name, taken in times.items()}
-                rows.append({"batch": batch, "length": tokens, "tokens_per_second": found})
+                rows.append({"batch": batch, "length": tokens, "tokens_per_second": _rates(times, batch * tokens)})
     return rows
 
 
@@ -226,7 +225,14 @@ def writing_speeds(models: dict[str, PreTrainedModel]) -> dict[str, float]:
             stack.enter_context(undisturbed(model))
         runs = {name: _writing(model, tokens) for name, model in models.items()}
         times = take_turns(runs, device, SECONDS * len(models), warm_up=1)
-    return {name: tokens / float(np.median(taken)) for name, taken in times.items()}
+    return _rates(times, tokens)
+
+
+def _rates(times: dict[str, list[float]], tokens: int) -> dict[str, float]:
+    """Tokens a second of each. The first by the median of its turns, the others by how many times as fast they were in the same
+    turn: a machine that others use too is slow by turns."""
+    first = np.array(next(iter(times.values())))
+    return {name: float(tokens / np.median(first) * np.median(first / taken)) for name, taken in times.items()}
 
 
 def _writing(model: PreTrainedModel, tokens: int) -> Callable[[], None]:
