@@ -71,19 +71,24 @@ def reloading(models: dict[str, PreTrainedModel]) -> dict[str, Any]:
     """Whether AutoModelForCausalLM loads what `save_pretrained` wrote, in another process, with transformers alone and after
     `import pnn`. LLM-Pruner's choice was cut out by our surgery; "as plain" is what it is without our class around it."""
     with tempfile.TemporaryDirectory() as place:
-        folders = []
+        folders, refused = [], {}
         for name, model in models.items():
             ids = torch.arange(3, 11)[None]
             with torch.no_grad():
                 logits = model.float()(ids.to(model.device)).logits[:, -1].cpu()
-            folders.append(Path(place) / name)
-            model.save_pretrained(folders[-1])
-            write_json(folders[-1] / "tokens.json", {"ids": ids.tolist(), "logits": logits.tolist()})
+            folder = Path(place) / name
+            try:
+                model.save_pretrained(folder)
+            except Exception as error:  # a config that transformers does not accept, for one
+                refused[name] = f"it cannot be saved: {' '.join(str(error).split())[-200:]}"
+                continue
+            write_json(folder / "tokens.json", {"ids": ids.tolist(), "logits": logits.tolist()})
+            folders.append(folder)
         found = {}
         for key, option in (("transformers alone", []), ("after import pnn", ["--with-pnn"])):
             command = [sys.executable, str(Path(__file__).with_name("reload.py")), *option, *map(str, folders)]
             answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            found[key] = json.loads(answer.strip().splitlines()[-1])
+            found[key] = json.loads(answer.strip().splitlines()[-1]) | refused
     return {arm: {key: of[arm] for key, of in found.items()} for arm in models}
 
 

@@ -1,5 +1,5 @@
-"""What is lost right after pruning heads and neurons, by score and budget, and what repair brings back. Reads result.json's
-metrics of one model."""
+"""What is lost right after pruning heads and neurons, by score and budget, and what repair brings back; and what is lost by
+other ways to prune, then and after learning. Reads result.json's metrics of one model."""
 
 from __future__ import annotations
 
@@ -57,4 +57,34 @@ def smaller_models(models: Json) -> Figure:
     axes.set_xlabel("per cent fewer parameters")
     axes.set_ylabel("perplexity above the control, per cent")
     axes.legend(loc="upper left")
+    return figure
+
+
+BY_ARM = {
+    "ours": PINK,
+    "ours_unrepaired": AMBER,
+    "llm_pruner": BLUE,
+    "tp_width": GREEN,
+    "tp_taylor": SKY,
+}
+WHEN = {"pruned": "right after\npruning", "text": "text\nlearnt", "teacher": "with the\nteacher", "lora": "LoRA,\ntext"}
+
+
+@styled
+def beside_peers(found: Json, called: dict[str, str]) -> Figure:
+    """Nats per token above the unpruned model by stage, a mark with whiskers for each way to prune, side by side."""
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    axes = figure.subplots()
+    arms = found["arms"]
+    for place, (arm, row) in enumerate(arms.items()):
+        stages = [stage for stage in WHEN if stage in row["above_unpruned"]]
+        x = [list(WHEN).index(stage) + 0.12 * (place - (len(arms) - 1) / 2) for stage in stages]
+        y = [row["above_unpruned"][stage]["value"] for stage in stages]
+        ends = [row["above_unpruned"][stage]["interval"] for stage in stages]
+        whiskers = [[v - e[0] for v, e in zip(y, ends, strict=True)], [e[1] - v for v, e in zip(y, ends, strict=True)]]
+        axes.errorbar(x, y, yerr=whiskers, color=BY_ARM[arm], marker="o", markersize=5, linestyle="none", label=called[arm])
+    axes.set_xticks(range(len(WHEN)), list(WHEN.values()))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("nats per token above unpruned")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
