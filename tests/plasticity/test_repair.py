@@ -144,7 +144,7 @@ def test_what_cannot_be(built, texts):
     with pytest.raises(UserError, match="a layer has several"):
         score_units(model, texts(model), "wanda", ("head", "layer"))
     with pytest.raises(UserError, match="compares what shares a matrix"):
-        ShrinkSettings(fewer=0.2, by="wanda")
+        ShrinkSettings(fewer=0.2, by="wanda", kinds=("layer",))
     with pytest.raises(UserError, match="needs batches"):
         repair(small, model, [])
     with pytest.raises(UserError, match="a ridge of 0"):

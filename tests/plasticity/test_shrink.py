@@ -14,7 +14,9 @@ from pnn import files
 from pnn.errors import UserError
 from pnn.files import sha256
 from pnn.plasticity import load, unit_map
+from pnn.plasticity.phases import calibration
 from pnn.plasticity.shrink import ShrinkSettings, shrink
+from pnn.plasticity.unit_scores import score_units
 
 QUICK = ("--learn-steps", 4, "--batch-size", 4, "--learning-rate", 0.003, "--score-rows", 8, "--validation-rows", 8)
 
@@ -122,6 +124,25 @@ def test_killed_in_any_phase_it_gives_the_same_bits(model_of, text, tmp_path, mo
     }
     with pytest.raises(UserError, match="fewer was 0"):
         shrink(model_of("gpt2"), text, tmp_path / "work", ShrinkSettings(fewer=0.3), resume=True)
+
+
+def test_a_score_of_matrices_chooses_within_them(model_of, text, tmp_path):
+    """As many of each kind in each layer as by default, the least by the surgeon's error."""
+    model = model_of("gpt2")
+    shared, within = (
+        shrink(model, text, tmp_path / by, ShrinkSettings(fewer=0.15, by=by, repair=False, learn_steps=0, score_rows=8))[0]
+        for by in ("fisher", "surgeon")
+    )
+    batches = calibration(text, ShrinkSettings(fewer=0.15, score_rows=8).as_cycle(), 1)
+    scores = score_units(model, batches, "surgeon", ("head", "neuron"))
+    other = 0
+    for kind in ("head", "neuron"):
+        for layer, (row, by_fisher) in enumerate(zip(unit_map(within, kind), unit_map(shared, kind), strict=True)):
+            assert len(row) == len(by_fisher)
+            most = scores.of[kind][layer].argsort(descending=True)[: len(row)]
+            assert sorted(most.tolist()) == row
+            other += row != by_fisher
+    assert other
 
 
 @pytest.mark.parametrize(

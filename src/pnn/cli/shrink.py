@@ -19,7 +19,13 @@ def shrink(
     parameters: Annotated[str | None, typer.Option(metavar="-N%", help="How many fewer, as -20%.")] = None,
     speed: Annotated[float | None, typer.Option(help="Times as fast at reading, on this machine, as 1.3.")] = None,
     kinds: Annotated[str, typer.Option(help="What may go.")] = "heads,neurons,layers",
-    by: Annotated[str, typer.Option(help="Score of units: fisher, contribution, gradient or random.")] = "fisher",
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Score of units: fisher, contribution, gradient or random. surgeon, wanda and magnitude choose within a "
+            "matrix, and fisher says how many go there."
+        ),
+    ] = "fisher",
     repair: Annotated[bool, typer.Option(help="Let what remains take over what went, in closed form.")] = True,
     teacher: Annotated[str, typer.Option(help="What to learn of the model: logits, states (both) or none.")] = "logits",
     output: Annotated[Path | None, typer.Option(help="New folder for the model. Default: runs/MODEL-small")] = None,

@@ -17,6 +17,7 @@ leaves out that the first group of a large matrix may save more than the last.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -148,6 +149,17 @@ def fewer_parameters(model: PreTrainedModel, scores: UnitScores, share: float) -
             f"{per_cent(saved / total)} of them (embeddings stay, and a head and a group of neurons in each layer that stays)"
         )
     return chosen
+
+
+def as_many(model: PreTrainedModel, gone: Sequence[Unit], scores: UnitScores) -> list[Unit]:
+    """As many of each kind in each layer as these, but the least useful by other scores, which need to compare no more than
+    what shares a matrix. Kinds without such a score stay as chosen."""
+    numbers = Counter((unit.kind, unit.layer) for unit in gone if unit.kind in scores.of)
+    chosen = [unit for unit in gone if unit.kind not in scores.of]
+    for (kind, layer), number in numbers.items():
+        row, order = unit_map(model, kind)[layer], scores.of[kind][layer].argsort(stable=True)
+        chosen += [Unit(kind, layer, row[at]) for at in order[:number].tolist()]
+    return sorted(chosen)
 
 
 def most_fewer(model: PreTrainedModel, kinds: Sequence[str], share: float) -> None:

@@ -19,8 +19,8 @@ from pnn.errors import UserError, did_you_mean
 from pnn.files import let_go
 from pnn.models.registry import kind_of
 from pnn.numbers import per_cent
-from pnn.plasticity.architectures import KINDS, architecture_of
-from pnn.plasticity.budget import faster, fewer_parameters, most_fewer
+from pnn.plasticity.architectures import KINDS, LAYER, architecture_of
+from pnn.plasticity.budget import as_many, faster, fewer_parameters, most_fewer
 from pnn.plasticity.cycle import fingerprint
 from pnn.plasticity.journal import Journal, Record
 from pnn.plasticity.measure import speeds, writing_speeds
@@ -35,6 +35,7 @@ from pnn.plasticity.units import Unit, unit_map
 from pnn.progress import Bars, say
 
 PHASES = ("initial", "pruning", "learning")
+SHARING = "fisher"  # what says how many go of each matrix, unless another score that compares all is asked for
 COMPARABLE = tuple(method for method in UNIT_METHODS if method not in OF_MATRICES)
 
 
@@ -43,7 +44,7 @@ class ShrinkSettings:
     fewer: float | None = None  # share of all parameters that goes
     faster: float | None = None  # times as fast at reading, on this machine; one of the two is given
     kinds: tuple[str, ...] = KINDS
-    by: str = "fisher"
+    by: str = SHARING
     repair: bool = True  # in closed form, on the rows that units are scored on
     teacher: str = "logits"  # what is learnt of the unpruned model; none learns the text
     learn_steps: int = 200
@@ -66,9 +67,9 @@ class ShrinkSettings:
             if kind not in KINDS:
                 raise UserError(f"there is no kind of unit called {kind!r}{did_you_mean(kind, KINDS)}")
         if self.by not in UNIT_METHODS:
-            raise UserError(f"no way to score units is called {self.by!r}{did_you_mean(self.by, COMPARABLE)}")
-        if self.by in OF_MATRICES:
-            raise UserError(f"{self.by} compares what shares a matrix, and a budget compares all: take {', '.join(COMPARABLE)}")
+            raise UserError(f"no way to score units is called {self.by!r}{did_you_mean(self.by, UNIT_METHODS)}")
+        if self.by in OF_MATRICES and set(self.kinds) == {LAYER}:
+            raise UserError(f"{self.by} compares what shares a matrix, not layers: take {', '.join(COMPARABLE)}")
         self.as_cycle()  # says what is wrong with the rest
 
     def as_cycle(self) -> CycleSettings:
@@ -160,11 +161,20 @@ def shrink(
 
 
 def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, length: int) -> list[Unit]:
-    scores = score_units(model, calibration(text, settings.as_cycle(), 1), settings.by, settings.kinds, seed=settings.seed)
+    """What goes. A score that compares no more than what shares a matrix chooses there; how many go of each matrix is the
+    default score's to say."""
+    batches = calibration(text, settings.as_cycle(), 1)
+    within = settings.by in OF_MATRICES
+    scores = score_units(model, batches, SHARING if within else settings.by, settings.kinds, seed=settings.seed)
     if settings.fewer is not None:
-        return fewer_parameters(model, scores, settings.fewer)
-    assert settings.faster is not None
-    return faster(model, scores, settings.faster, length)
+        gone = fewer_parameters(model, scores, settings.fewer)
+    else:
+        assert settings.faster is not None
+        gone = faster(model, scores, settings.faster, length)
+    if not within:
+        return gone
+    kinds = [kind for kind in settings.kinds if kind != LAYER]
+    return as_many(model, gone, score_units(model, batches, settings.by, kinds))
 
 
 def _counts(model: PreTrainedModel) -> dict[str, int]:
