@@ -19,11 +19,12 @@ from pnn.runs import check_commit, read_json
 from pnn.stats import NOT_SUPPORTED, SUPPORTED, Estimate, ratio_interval, seeds_and_sequences, verdict
 
 HERE = Path(__file__).parent
-OURS = ("ours", "ours_unrepaired")
+OURS = ("ours", "ours_unrepaired", "ours_surgeon")
 PEERS = ("llm_pruner", "tp_width", "tp_taylor")
 CALLED = {
     "ours": "ours",
     "ours_unrepaired": "ours, no repair",
+    "ours_surgeon": "ours, by surgeon",
     "llm_pruner": "LLM-Pruner's recipe",
     "tp_width": "Torch-Pruning, width too",
     "tp_taylor": "Torch-Pruning, Taylor",

@@ -184,11 +184,11 @@ def of_seed(original: PreTrainedModel, text: Text, asked: argparse.Namespace, sh
         return learnt(small, original, text, plan(lesson), lesson)
 
     def speed() -> dict[str, Any]:
-        models = {UNPRUNED: original} | {arm: pruned(arm)[0] for arm in arms if arm != "ours_unrepaired"}
+        models = {UNPRUNED: original} | {arm: pruned(arm)[0] for arm in arms if not arm.startswith("ours_")}
         return {"reading": speeds(models, asked.length, largest_only=True)[-1], "writing": writing_speeds(models)}
 
     def reload() -> dict[str, Any]:
-        models = {arm: pruned(arm)[0] for arm in arms if arm != "ours_unrepaired"}
+        models = {arm: pruned(arm)[0] for arm in arms if not arm.startswith("ours_")}
         if "llm_pruner" in models:
             models["llm_pruner_as_plain"] = as_plain(models["llm_pruner"])
         return reloading(models)

@@ -63,6 +63,7 @@ def smaller_models(models: Json) -> Figure:
 BY_ARM = {
     "ours": PINK,
     "ours_unrepaired": AMBER,
+    "ours_surgeon": ORANGE,
     "llm_pruner": BLUE,
     "tp_width": GREEN,
     "tp_taylor": SKY,
