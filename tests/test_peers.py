@@ -132,6 +132,8 @@ def test_collecting_tells_who_is_ahead(scripts, tmp_path):
     assert found["20"]["perplexity_above_control"]["value"] == pytest.approx(2.718281828**0.5 - 1, rel=1e-6)
     assert found["20"]["ours_ahead"]["text"] == {}
     said = collect.answer({"tiny": found})
-    assert "right after pruning ahead of LLM-Pruner's recipe and behind Torch-Pruning, width too" in said
+    assert (
+        "right after pruning ahead of LLM-Pruner's recipe and behind Torch-Pruning with width and not to be told from" in said
+    )
     shutil.copy(tmp_path / "20-0-llm_pruner.json", tmp_path / "20-1-llm_pruner.json")  # a seed that ours does not have
     assert "llm_pruner" not in collect.collected(tmp_path)["20"]["ours_ahead"]["pruned"]

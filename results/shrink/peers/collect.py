@@ -16,18 +16,18 @@ from pnn.figures.shrink import beside_peers
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json
 from pnn.runs import check_commit, read_json
-from pnn.stats import NOT_SUPPORTED, SUPPORTED, Estimate, ratio_interval, seeds_and_sequences, verdict
+from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Estimate, ratio_interval, seeds_and_sequences, verdict
 
 HERE = Path(__file__).parent
 OURS = ("ours", "ours_unrepaired", "ours_surgeon")
 PEERS = ("llm_pruner", "tp_width", "tp_taylor")
 CALLED = {
     "ours": "ours",
-    "ours_unrepaired": "ours, no repair",
-    "ours_surgeon": "ours, by surgeon",
+    "ours_unrepaired": "ours without repair",
+    "ours_surgeon": "ours by surgeon",
     "llm_pruner": "LLM-Pruner's recipe",
-    "tp_width": "Torch-Pruning, width too",
-    "tp_taylor": "Torch-Pruning, Taylor",
+    "tp_width": "Torch-Pruning with width",
+    "tp_taylor": "Torch-Pruning by Taylor",
     "unpruned": "unpruned",
 }
 STAGES = ("pruned", "text", "teacher", "lora")
@@ -112,8 +112,10 @@ def of_share(folder: Path, share: int, seeds: list[int], base: NDArray[np.float6
         "ours_ahead": ahead,
         "whole_recipes": {name: told for name, told in whole_recipes.items() if told},
         "worth_of_repair": {stage: told for stage in SAID if (told := compared(("ours", stage), ("ours_unrepaired", stage)))},
+        "worth_of_surgeon": {stage: told for stage in SAID if (told := compared(("ours_surgeon", stage), ("ours", stage)))},
         "worth_of_teacher": {arm: told for arm in (*OURS, *PEERS) if (told := compared((arm, "teacher"), (arm, "text")))},
         "perplexity_above_control": control,
+        "control": above(rows["unpruned", "text"], base[None], targets).as_json() if ("unpruned", "text") in rows else None,
         "speed": _first(folder, share, seeds, "speed"),
         "reload": _first(folder, share, seeds, "reload"),
     }
@@ -134,17 +136,15 @@ def answer(found: Found) -> str:
         for share in (key for key in of_model if key.isdigit()):
             parts = []
             for stage, peers in of_model[share]["ours_ahead"].items():
-                ahead = [CALLED[peer] for peer, told in peers.items() if told["verdict"] == SUPPORTED]
-                behind = [CALLED[peer] for peer, told in peers.items() if told["verdict"] == NOT_SUPPORTED]
-                if peers:
-                    words = f"ahead of {_named(ahead)}" + (f" and behind {_named(behind)}" if behind else "")
-                    parts.append(f"{SAID[stage]} {words}")
+                words = [
+                    f"{how} {', '.join(names)}"
+                    for how, kind in (("ahead of", SUPPORTED), ("behind", NOT_SUPPORTED), ("not to be told from", UNDECIDED))
+                    if (names := [CALLED[peer] for peer, told in peers.items() if told["verdict"] == kind])
+                ]
+                if words:
+                    parts.append(f"{SAID[stage]} {' and '.join(words)}")
             said.append(f"{model}, −{share} %: ours is " + "; ".join(parts) + ".")
     return " ".join(said)
-
-
-def _named(names: list[str]) -> str:
-    return ", ".join(names) if names else "nobody"
 
 
 def signed(found: Found | None) -> str:
@@ -159,6 +159,8 @@ def losses(of_share: Found) -> str:
     for arm, row in of_share["arms"].items():
         cells = [signed(row["above_unpruned"].get(stage)) for stage in STAGES]
         lines.append(f"| {CALLED[arm]} | {np.mean(row['parameters']) / 1e6:.2f}M | " + " | ".join(cells) + " |")
+    if of_share["control"]:
+        lines.append(f"| nothing, the control | | 0 | {signed(of_share['control'])} | | |")
     return "\n".join(lines)
 
 
@@ -207,11 +209,14 @@ def main() -> None:
             "command": "results/shrink/peers/run.py MODEL TEXT measured/MODEL; results/shrink/peers/collect.py",
         },
     )
+    page = (HERE / "README.md").read_text(encoding="utf-8")
     for model, of_model in found.items():
         for share in (key for key in of_model if key.isdigit()):
             save(png(beside_peers(of_model[share], CALLED)), HERE / "figures" / f"{model}-{share}.png")
             for name, make in (("losses", losses), ("verdicts", verdicts), ("costs", costs)):
-                write_between(HERE / "README.md", f"{name} {model} {share}", make(of_model[share]))
+                place = f"{name} {model} {share}"
+                if f"<!-- {place} -->" in page:  # not every run is worth all tables
+                    write_between(HERE / "README.md", place, make(of_model[share]))
     print(answer(found))
 
 

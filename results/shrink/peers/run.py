@@ -1,6 +1,6 @@
 """`pnn shrink` beside its peers: the same model, text, calibration rows and parameters left, then the same learning.
 
-python results/shrink/peers/run.py MODEL TEXT OUTPUT [--shares 0.2] [--seeds 0 1 2] [--updates 60] [--batch 4] [--rate 1e-3] …
+python results/shrink/peers/run.py MODEL TEXT OUTPUT [--shares 0.2] [--seeds 0 1 2] [--updates 60] [--batch 4] [--rate 3e-4] …
 
 Every pruning (recipes.py) learns the same rows in the same order at the same rate, once from the text alone and once with the
 unpruned model as the teacher, so that pruning and teaching are told apart; LLM-Pruner's also as published, from the text by
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--lessons", nargs="+", default=list(LESSONS), choices=LESSONS)
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--score-rows", type=int, default=32)
     parser.add_argument("--held-out", type=int, default=24)

@@ -85,6 +85,7 @@ def beside_peers(found: Json, called: dict[str, str]) -> Figure:
         whiskers = [[v - e[0] for v, e in zip(y, ends, strict=True)], [e[1] - v for v, e in zip(y, ends, strict=True)]]
         axes.errorbar(x, y, yerr=whiskers, color=BY_ARM[arm], marker="o", markersize=5, linestyle="none", label=called[arm])
     axes.set_xticks(range(len(WHEN)), list(WHEN.values()))
+    axes.set_xlim(-0.5, len(WHEN) - 0.5)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("nats per token above unpruned")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
