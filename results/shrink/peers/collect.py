@@ -210,12 +210,14 @@ def main() -> None:
         },
     )
     page = (HERE / "README.md").read_text(encoding="utf-8")
-    for model, of_model in found.items():
+    for model, of_model in found.items():  # what the page has a place for: not every run is worth all tables
         for share in (key for key in of_model if key.isdigit()):
-            save(png(beside_peers(of_model[share], CALLED)), HERE / "figures" / f"{model}-{share}.png")
+            figure = f"figures/{model}-{share}.png"
+            if figure in page:
+                save(png(beside_peers(of_model[share], CALLED)), HERE / figure)
             for name, make in (("losses", losses), ("verdicts", verdicts), ("costs", costs)):
                 place = f"{name} {model} {share}"
-                if f"<!-- {place} -->" in page:  # not every run is worth all tables
+                if f"<!-- {place} -->" in page:
                     write_between(HERE / "README.md", place, make(of_model[share]))
     print(answer(found))
 
