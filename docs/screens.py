@@ -52,7 +52,7 @@ def main() -> None:
     address = f"http://127.0.0.1:{listening.getsockname()[1]}"
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        laptop, phone = {"width": 1200, "height": 1120}, {"width": 390, "height": 1340}
+        laptop, phone = {"width": 1366, "height": 1120}, {"width": 390, "height": 1340}
         wanted = [(name, do, laptop, "light") for name, do in TABS.items()] + [("refine_phone", refine, phone, "dark")]
         for name, do, size, scheme in wanted:
             page = browser.new_page(viewport=size, color_scheme=scheme)
