@@ -25,7 +25,7 @@ def made_once(stage: Path) -> Path:
     """A finished run and its prepared text, an exported model and a reorganised one, beside the stage's inputs."""
     made = stage.parent / "made"
     if not made.exists():
-        partial = fresh(stage, stage.parent / f"made-{os.getpid()}")
+        partial = fresh(stage, stage.parent / f"made-{os.getpid():010}")
         with inside(partial):
             Path("tiny.yaml").unlink()
             Path("tiny.yaml").write_text(yaml.safe_dump({**TINY, "name": "tiny"}))

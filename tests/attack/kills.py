@@ -46,8 +46,10 @@ class Storm:
         tally.cases += 1
         told: list[object] = []
         if chain % ON_THE_CLOCK == ON_THE_CLOCK - 1:
-            told.append(f"{draw.random() / 2:.2f} of its time")
-            tally.kills += self._kill_by_clock(root, draw.random() / 2).killed
+            share = draw.random() / 2
+            told.append(f"{share:.2f} of its time")
+            self._kill_by_clock(root, share)
+            tally.kills += 1
         else:
             later = max(1, self.operations // max(1, self.attacked.kills - 1))  # much may be done by then
             for turn in range(self.attacked.kills):
@@ -61,11 +63,16 @@ class Storm:
                     return
         self._good(self.start(root, resume=self.attacked.resume).wait(), tally, f"killed at {told}", root)
 
-    def _kill_by_clock(self, root: Path, share: float) -> Ended:
-        child = self.start(root)
-        time.sleep(share * self.seconds)
-        child.kill()
-        return child.wait()
+    def _kill_by_clock(self, root: Path, share: float) -> None:
+        """Sooner where it was done by then."""
+        while True:
+            child = self.start(root)
+            time.sleep(share * self.seconds)
+            child.kill()
+            if child.wait().killed:
+                return
+            share /= 2
+            fresh(self.stage, root, self.attacked.changes)
 
     def _good(self, ended: Ended, tally: Tally, when: str, root: Path | None = None) -> bool:
         """One that was not killed must have done its work."""
