@@ -13,12 +13,19 @@ from pnn.files import let_go
 from pnn.progress import track
 from pnn.training.loop import Trainer
 
+# Of several processes. Deleting what averages gradients waits for gloo's threads, and one of them may still want Python's lock
+# to let go of a tensor: as the last thing that a training does it would now and then wait for ever.
+_held: list[Trainer] = []
+
 
 def train_run(config: RunConfig, run: Path, *, resume: bool = False, quiet: bool = False) -> bool:
     """Returns whether this process is the one that reports (with several processes, the first)."""
     threads = torch.get_num_threads()
     try:
-        return _train(Trainer(config, run, resume=resume, quiet=quiet))
+        trainer = Trainer(config, run, resume=resume, quiet=quiet)
+        if trainer.accelerator.num_processes > 1:
+            _held[:] = [trainer]
+        return _train(trainer)
     finally:
         let_go(run)
         torch.set_num_threads(threads)  # what suited this run need not suit the next
