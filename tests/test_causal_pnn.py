@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from pnn.differences import both_say
 from pnn.models.flops import inference_flops, passed_in_blocks, training_flops
 from pnn.models.sections import build_model, model_config
 from pnn.runs import BY_SEQUENCE
@@ -91,4 +92,4 @@ def test_a_difference_is_paired_and_needs_both_intervals(scripts, tmp_path):
     assert found["over_seeds_and_windows"]["value"] == pytest.approx(expected)
     assert (found["seeds"], found["verdict"]) == (3, "better")
     assert collect.difference("other", "one", tmp_path)["verdict"] == "worse"
-    assert collect.verdict(Estimate(-0.1, -0.2, -0.05), Estimate(-0.1, -0.4, 0.2)) == "undecided"
+    assert both_say(Estimate(-0.1, -0.2, -0.05), Estimate(-0.1, -0.4, 0.2)) == "undecided"

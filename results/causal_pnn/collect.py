@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from arms import ARMS, FAMILIES, PAIRS, RATES, SIZES, best_rates, model_of
 
+from pnn.differences import losses_apart, pairs_table
 from pnn.errors import UserError
 from pnn.files import write_between, write_json
 from pnn.models.flops import inference_flops, training_flops
@@ -19,10 +19,9 @@ from pnn.models.sections import model_config
 from pnn.numbers import estimate, short_count
 from pnn.results import median_speed
 from pnn.runs import BY_SEQUENCE, check_commit, read_config, read_environment, read_json, read_metrics
-from pnn.stats import Estimate, seeds_and_sequences, student
+from pnn.stats import student
 
 HERE = Path(__file__).parent
-TEXT = "validation"
 
 
 def runs_of(name: str, folder: Path) -> list[Path]:
@@ -54,26 +53,9 @@ def row(name: str, size: str, folder: Path) -> dict[str, Any]:
 
 
 def difference(one: str, other: str, folder: Path) -> dict[str, Any]:
-    """Of losses, paired by seed and by window of text."""
-    totals = {name: {run.name: read_json(run / BY_SEQUENCE)[TEXT] for run in runs_of(name, folder)} for name in (one, other)}
-    seeds = sorted(totals[one].keys() & totals[other].keys())
-    gains = np.array([np.subtract(totals[one][seed]["loss"], totals[other][seed]["loss"]) for seed in seeds])
-    trials = np.array(totals[one][seeds[0]]["targets"], dtype=np.float64)
-    drawn, by_seed = seeds_and_sequences(gains, trials), student((gains.sum(1) / trials.sum()).tolist())
-    return {
-        "arms": [one, other],
-        "seeds": len(seeds),
-        "over_seeds_and_windows": drawn.as_json(),
-        "over_seeds": by_seed.as_json(),
-        "verdict": verdict(drawn, by_seed),
-    }
-
-
-def verdict(*intervals: Estimate) -> str:
-    """Both intervals have to say so: that over windows knows little of seeds, that over three seeds little of anything."""
-    if all(one.high < 0 for one in intervals):
-        return "better"
-    return "worse" if all(one.low > 0 for one in intervals) else "undecided"
+    """Of losses on the held-out text."""
+    of_arms = [{run.name: read_json(run / BY_SEQUENCE)["validation"] for run in runs_of(name, folder)} for name in (one, other)]
+    return {"arms": [one, other], **losses_apart(*of_arms)}
 
 
 def tables(rows: dict[str, dict[str, Any]], found: dict[str, list[dict[str, Any]]]) -> str:
@@ -81,13 +63,7 @@ def tables(rows: dict[str, dict[str, Any]], found: dict[str, list[dict[str, Any]
     for name, one in rows.items():
         cells = (f"`{name}`: {one['arm']}", short_count(one["parameters"]), f"{one['training_mflop_per_token']:,.1f}")
         lines.append(f"| {' | '.join(cells)} | {one['learning_rate']:g} | {estimate(one['loss'], 4)} |")
-    lines += ["", "| question | loss of | less that of | over seeds and windows | over seeds | |", "|---|---|---|---|---|---|"]
-    for question, pairs in found.items():
-        for pair in pairs:
-            one, other = pair["arms"]
-            ends = (estimate(pair[key], 4, plus=True) for key in ("over_seeds_and_windows", "over_seeds"))
-            lines.append(f"| {question} | `{one}` | `{other}` | {' | '.join(ends)} | {pair['verdict']} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *pairs_table(found)])
 
 
 def main() -> None:

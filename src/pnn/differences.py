@@ -7,21 +7,21 @@ Decoders are judged by their loss, Σ loss / Σ targets, in the same way.
 Differences are *paired*: sequences are drawn again (with replacement) for all runs at once, and what is hard for every run
 cancels. Of a list of differences, the 95 % intervals are right all at once in 95 % of cases (`stats.bootstrap_together`), so a
 long list does not make a chance hit more likely; a difference holds when its interval leaves out zero. Intervals speak of the
-text and the masks, not of the spread between seeds.
+text and the masks, not of the spread between seeds; `losses_apart`, for arms of several seeds, speaks of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pnn.errors import UserError
-from pnn.numbers import bare_per_cent, interval
+from pnn.numbers import bare_per_cent, estimate, interval
 from pnn.results import Difference, DifferenceRow, Differences, SequenceTotals
-from pnn.stats import Estimate, bootstrap_together, differs
+from pnn.stats import Estimate, bootstrap_together, differs, seeds_and_sequences, student
 
 DRAWS = 2000
 HOLDS, UNDECIDED, EQUAL = "holds", "undecided", "equal"
@@ -100,3 +100,39 @@ def of_loss(run: str, against: str, difference: Estimate) -> str:
         return f"{run} differs from {against} by {value:.4f} nats per token ({interval((low, high), 4, scale=1)}): {said}"
     between = interval(sorted((abs(low), abs(high))), 4, scale=1)
     return f"{run} is {abs(value):.4f} nats per token {'above' if value > 0 else 'below'} {against} ({between}): {said}"
+
+
+# Between arms of several seeds ------------------------------------------------------------------------------------------
+
+
+def losses_apart(one: Mapping[str, SequenceTotals], other: Mapping[str, SequenceTotals]) -> dict[str, Any]:
+    """How far the loss of one arm lies above that of another, paired by seed, which is the key, and by window of text."""
+    seeds = sorted(one.keys() & other.keys())
+    gains = np.array([np.subtract(one[seed]["loss"], other[seed]["loss"]) for seed in seeds])
+    trials = np.array(one[seeds[0]]["targets"], dtype=np.float64)
+    drawn, by_seed = seeds_and_sequences(gains, trials), student((gains.sum(1) / trials.sum()).tolist())
+    return {
+        "seeds": len(seeds),
+        "over_seeds_and_windows": drawn.as_json(),
+        "over_seeds": by_seed.as_json(),
+        "verdict": both_say(drawn, by_seed),
+    }
+
+
+def both_say(*intervals: Estimate) -> str:
+    """Of losses: both intervals have to say so. That over windows knows little of seeds, that over three seeds little of
+    anything."""
+    if all(one.high < 0 for one in intervals):
+        return "better"
+    return "worse" if all(one.low > 0 for one in intervals) else "undecided"
+
+
+def pairs_table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Lines of Markdown: for each question its pairs of arms, `losses_apart` with their names as `arms`."""
+    lines = ["| question | loss of | less that of | over seeds and windows | over seeds | |", "|---|---|---|---|---|---|"]
+    for question, pairs in found.items():
+        for pair in pairs:
+            one, other = pair["arms"]
+            ends = (estimate(pair[key], 4, plus=True) for key in ("over_seeds_and_windows", "over_seeds"))
+            lines.append(f"| {question} | `{one}` | `{other}` | {' | '.join(ends)} | {pair['verdict']} |")
+    return lines
