@@ -184,10 +184,19 @@ def test_words_outside_the_vocabulary_are_counted(model, tokenizer, capsys):
     known, strange = fill(model, tokenizer, ["the fox [MASK] .", "the zebra of Zanzibar [MASK] ."])
     assert "unknown" not in known
     assert strange["unknown"] == 2
-    print_filled(known, "step")
+    print_filled(known, "step", [1])
     assert "vocabulary" not in capsys.readouterr().out
-    print_filled(strange, "step")
+    print_filled(strange, "step", [1])
     assert "2 words of it are not in the model's vocabulary" in capsys.readouterr().out
+
+
+def test_steps_that_were_not_trained_to_be_read_are_grey(model, tokenizer, capsys):
+    (filled,) = fill(model, tokenizer, ["the fox [MASK] ."], by_step=True)
+    steps = len(filled["by_step"][0]) - 1
+    print_filled(filled, "step", range(1, steps + 1))
+    assert "grey" not in capsys.readouterr().out
+    print_filled(filled, "step", [steps])
+    assert "grey: steps that were not trained to be read" in capsys.readouterr().out
 
 
 def test_a_run_is_loaded_with_its_own_tokenizer(trained_run):

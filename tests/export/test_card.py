@@ -48,6 +48,18 @@ def test_a_pretrained_models_card(run):
     assert "| validation | 12.3 % |" in card(run)
 
 
+def test_a_step_without_a_loss_is_not_reported(run):
+    path = run / "checkpoints" / "best" / "config.json"
+    config, evaluation = json.loads(path.read_text()), json.loads((run / "evaluation.json").read_text())
+    by_step = [f"{100 * one:.1f}" for one in evaluation["accuracy_by_step"]]
+    assert f"Accuracy after each refinement step, from 0: {' → '.join(by_step)}." in card(run)
+    last = len(by_step) - 1
+    (path.parent / "checksums.json").unlink()  # the config is changed by hand
+    path.write_text(json.dumps(config | {"step_weights": [0.0, 0.3] + [0.0] * (last - 3) + [0.7]}))
+    read = f"{by_step[2]} after 2, {by_step[last]} after {last}"
+    assert f"Accuracy after the steps that have learned to be read: {read}." in card(run)
+
+
 def test_numbers_are_those_of_the_exported_weights(run):
     """A run's evaluation is of one checkpoint; others have an accuracy of their own."""
     evaluation = json.loads((run / "evaluation.json").read_text())

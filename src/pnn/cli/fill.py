@@ -34,6 +34,7 @@ def fill(
         from pnn.data.corpora import text_lines
         from pnn.evaluation.fill import fill as fill_texts
         from pnn.evaluation.reading import smaller_batches
+        from pnn.evaluation.refining import trained_steps
         from pnn.memory import out_of_memory_says
         from pnn.models.loading import load_run
         from pnn.models.registry import kind_of
@@ -70,4 +71,4 @@ def fill(
                 print(json.dumps(filled))
         else:
             for filled in results:
-                print_filled(filled, kind_of(loaded.model).unit)
+                print_filled(filled, kind_of(loaded.model).unit, trained_steps(loaded.model.config))

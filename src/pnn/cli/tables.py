@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 from rich import box
@@ -150,9 +151,10 @@ def print_comparison(result: Comparison) -> None:
         print(note)
 
 
-def print_filled(filled: Filled, unit: str) -> None:
+def print_filled(filled: Filled, unit: str, read: Collection[int]) -> None:
     """A text and, for each of its masks, the best predictions with their probability in per cent; above them, where asked for,
-    the best after each step (or layer: `unit`), bold where it is not that of the step before."""
+    the best after each step (or layer: `unit`), bold where it is not that of the step before, grey where the head was not
+    trained to `read` it."""
     masks = range(len(filled["predictions"]))
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
@@ -160,23 +162,28 @@ def print_filled(filled: Filled, unit: str) -> None:
         table.add_column("prediction" if len(masks) == 1 else f"mask {mask + 1}", no_wrap=True)
         table.add_column("%", justify="right")
 
-    def add_row(label: str, row: list[Prediction], changed: list[bool]) -> None:
+    def add_row(label: str, row: list[Prediction], changed: list[bool], style: str = "") -> None:
         cells = [
-            Text(cell, style="bold" if new else "")
+            Text(cell, style="bold" if new else style)
             for one, new in zip(row, changed, strict=True)
             for cell in (one["token"], bare_per_cent(one["probability"]))
         ]
-        table.add_row(label, *cells)
+        table.add_row(Text(label, style=style), *cells)
 
     before: list[Prediction] | None = None
     for step, row in enumerate(zip(*filled.get("by_step", []), strict=True)):
         changed = [before is not None and one["token"] != old["token"] for one, old in zip(row, before or row, strict=True)]
-        add_row(f"{unit} {step}", list(row), changed)
+        if step in read:
+            add_row(f"{unit} {step}", list(row), changed)
+        else:
+            add_row(f"{unit} {step}", list(row), [False] * len(row), "dim")
         before = list(row)
     table.add_section()
     for rank, row in enumerate(zip(*filled["predictions"], strict=True), 1):
         add_row(f"best {rank}", list(row), [False] * len(row))
     show(Text(filled["text"]), table)
+    if any(step not in read for step in range(1, len(filled.get("by_step", [[]])[0]))):
+        print(f"grey: {unit}s that were not trained to be read\n")
     if unknown := filled.get("unknown"):
         words = "1 word of it is" if unknown == 1 else f"{unknown} words of it are"
         print(f"{words} not in the model's vocabulary: it read [UNK] there\n")

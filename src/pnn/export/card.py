@@ -210,18 +210,26 @@ class Known:
                 cells = (public(name), f"{one['loss']:.4f}", between, f"{one['perplexity']:.2f}")
                 lines.append(f"| {' | '.join(cells)} | {one['bits_per_byte']:.3f} |")
             if "loss_by_step" in sets.get("validation", {}):
-                steps = " → ".join(f"{loss:.3f}" for loss in sets["validation"]["loss_by_step"])
-                lines += ["", f"Loss after each refinement step, from 0: {steps}."]
+                lines += ["", f"Loss {self._along_steps([f'{loss:.3f}' for loss in sets['validation']['loss_by_step']])}"]
         else:
             lines += ["Masked tokens that are predicted right:", "", "| text | accuracy | 95 % interval |", "|---|---|---|"]
             for name, one in sets.items():
                 lines.append(f"| {public(name)} | {per_cent(one['accuracy'])} | {interval(one['accuracy_interval'])} |")
             if self.kind.has_steps and "validation" in sets:
-                steps = " → ".join(map(bare_per_cent, sets["validation"]["accuracy_by_step"]))
-                lines += ["", f"After each refinement step, from 0: {steps}."]
+                steps = self._along_steps([*map(bare_per_cent, sets["validation"]["accuracy_by_step"])])
+                lines += ["", f"Accuracy {steps}"]
         if bf16:
             lines += ["", "Measured before the weights were rounded to bf16."]
         return "\n".join(lines)
+
+    def _along_steps(self, values: list[str]) -> str:
+        """A step without a loss has not learned to be read: what the head makes of it says nothing."""
+        weights = getattr(self.config, "step_weights", None)
+        if weights is None or min(weights) > 0 or len(values) != len(weights) + 1:
+            return f"after each refinement step, from 0: {' → '.join(values)}."
+        read = [step for step, weight in enumerate(weights, 1) if weight > 0]
+        named = ", ".join(f"{values[step]} after {step}" for step in read)
+        return f"after the steps that have learned to be read: {named}."
 
     def _tuned_results(self) -> str:
         assert self.tuned is not None
