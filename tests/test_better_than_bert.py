@@ -208,7 +208,7 @@ def test_parts_come_one_after_another(collect, put, tmp_path):
     assert first["metrics"]["models"]["pnn_rewrite"]["budgets"]["one_epoch"]["learning_rate"] == 4e-3
     assert "rates: 4e-3, the best of PNN-rewrite, is the highest of the 4 tried" in first["departures"]
     assert "points_ahead_of_bert4" not in first["metrics"]
-    assert first["answer"].startswith("No run of (a)")
+    assert first["answer"].startswith("Who is ahead at (a) is not measured yet")
     shutil.rmtree(tmp_path / "runs")
     put("a5", "pnn_rewrite", 0)
     put("a5", "bert4", 0)

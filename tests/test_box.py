@@ -159,7 +159,20 @@ def test_prompts_count_first_guesses_that_are_right(run, box, tmp_path, monkeypa
     assert "| right of 2 | 1 |" in table
 
 
-@pytest.mark.skipif(not BOX.exists(), reason="models/pnn-base is not in this checkout")
+in_the_box = pytest.mark.skipif(not BOX.exists(), reason="models/pnn-base is not in this checkout")
+
+
+@in_the_box
+def test_the_committed_model_answers_as_the_readme_says(pnn_command):
+    code, out, err = pnn_command("fill", BOX, "Paris is the [MASK] of France.", "The river flows into the Atlantic [MASK].")
+    assert code == 0, err
+    capital, ocean = (json.loads(line)["predictions"][0] for line in out.splitlines())
+    said = ", ".join(f"{one['token']} {100 * one['probability']:.1f}" for one in capital[:3]).replace(",", " %,", 1)
+    assert f"# {said}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert ocean[0]["token"] == "ocean"
+
+
+@in_the_box
 def test_what_is_committed():
     for path in (ROOT / "models").rglob("*"):
         assert path.is_dir() or path.stat().st_size < 50_000_000, f"{path} is too large for git hosts"

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import prompts
 from comparison import (
     MEAN_LENGTH,
     NAMES,
@@ -43,6 +44,7 @@ from pnn.runs import BY_SEQUENCE, check_commit, read_config, read_json
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MEASURED = HERE / "measured"
+PROMPTS = HERE / "prompts_answers.json"
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json", "tokens.json")
 BUDGETS = {"one_epoch": "one epoch", "a": "(a) three epochs", "b": "(b) ten epochs", "box": "the box"}
 COSTS = {
@@ -223,16 +225,17 @@ def scaled(costs: dict[str, float | None]) -> dict[str, float | None]:
 
 
 def answer_of(metrics: dict[str, Any]) -> str:
-    said = []
+    three, more = [], []
     for rival, key in RIVALS.items():
         if (gap := metrics.get(key)) is not None:
             between = interval((gap["low"], gap["high"]), 2, scale=1)
-            said.append(f"against {NAMES[rival]} {gap['verdict']} ({written(gap['mean'], 2, plus=True)} points, {between})")
+            three.append(f"against {NAMES[rival]} {gap['verdict']} ({written(gap['mean'], 2, plus=True)} points, {between})")
     if (gap := metrics["points_ahead_at_b"].get("bert12")) is not None:
-        said.append(f"at (b) against {NAMES['bert12']} {written(gap['mean'], 2, plus=True)} points")
+        more.append(f"at (b) against {NAMES['bert12']} {written(gap['mean'], 2, plus=True)} points")
     if "box_wikitext_valid" in metrics:
-        said.append(f"the box's model gets {per_cent(metrics['box_wikitext_valid'])}")
-    return f"PNN-rewrite at (a): {'; '.join(said)}." if said else "No run of (a) or (b) is in yet."
+        more.append(f"the box's model gets {per_cent(metrics['box_wikitext_valid'])} of WikiText's masked tokens right")
+    said = [f"PNN-rewrite at (a) {', '.join(three)}" if three else "Who is ahead at (a) is not measured yet", *more]
+    return f"{'; '.join(said)}."
 
 
 def main() -> None:
@@ -263,6 +266,7 @@ def main() -> None:
         "steps": steps_table(metrics["steps"]),
         "rates": rates_table(runs),
         "looks": looks_table(runs),
+        "prompts": prompts.table(read_json(PROMPTS)) if PROMPTS.exists() else NOTHING,
         "departures": "\n".join(f"- {one}" for one in departures) or "None.",
     }
     for name, table in tables.items():

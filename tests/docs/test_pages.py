@@ -195,7 +195,8 @@ def here(tmp_path, monkeypatch, forked_jobs):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setattr("pnn.evaluation.choosing.SECONDS", 0.01)
-    (tmp_path / "launch").symlink_to(ROOT / "launch")
+    for folder in ("launch", "models"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     return tmp_path
 
 
