@@ -1,0 +1,67 @@
+# From plastic-neural-networks 0.1.0, pnn/kernels/short_rows.py. MIT licence.
+"""Attention over short padded rows on a CPU, its forward and backward pass written out as batched products.
+
+torch's CPU attention takes one head of one sequence after the other, in blocks. Over a few dozen tokens it is busy with the
+blocks; there all heads of all sequences in one batched product, with the weights kept for the backward pass, are twice as fast.
+Over longer rows the weights no longer fit into the cache, and torch's is better.
+
+A token's q, k and v of one head are a row of `qkv` as (tokens · 3 · heads, d_head), and move as one: `spread` says which of
+them lies in each place of (3, sequences, heads, length), `gather` where each of them went, `collect` where each token's
+attention is found in (sequences, heads, length). Every move is a copy of rows, backwards as well: padding takes no part.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LONGEST = 64
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, keep: Tensor, spread: Tensor, gather: Tensor, collect: Tensor) -> Tensor:
+        tokens, _, heads, width = qkv.shape
+        sequences, length = keep.shape
+        rows = qkv.reshape(-1, width).index_select(0, spread).view(3, sequences * heads, length, width)
+        q, k, v = rows
+        q.mul_(width**-0.5)
+        scores = torch.bmm(q, k.transpose(1, 2))
+        hidden = torch.zeros(sequences, 1, 1, length).masked_fill_(~keep[:, None, None], -math.inf)
+        scores.view(sequences, heads, length, length).add_(hidden)
+        weights = torch.softmax(scores, dim=-1)
+        ctx.save_for_backward(rows, weights, gather, collect)
+        return torch.bmm(weights, v).view(-1, width).index_select(0, collect).view(tokens, heads, width)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights, gather, collect = ctx.saved_tensors
+        tokens, heads, width = grad.shape
+        q, k, v = rows
+        grad_out = torch.zeros_like(v)  # nothing comes back from padding
+        grad_out.view(-1, width).index_copy_(0, collect, grad.reshape(-1, width))
+        grad_rows = torch.empty_like(rows)
+        torch.bmm(weights.transpose(1, 2), grad_out, out=grad_rows[2])
+        grad_weights = torch.bmm(grad_out, v.transpose(1, 2))
+        grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        torch.bmm(grad_scores, k, out=grad_rows[0]).mul_(width**-0.5)
+        torch.bmm(grad_scores.transpose(1, 2), q, out=grad_rows[1])  # q has its factor already
+        grad_qkv = grad_rows.view(-1, width).index_select(0, gather).view(tokens, 3, heads, width)
+        return grad_qkv, None, None, None, None
+
+
+def takes(qkv: Tensor, length: int) -> bool:
+    """Training on a CPU in fp32 (fp64), rows that are short, and nobody compiling: a compiler has its own way."""
+    fits = qkv.device.type == "cpu" and qkv.dtype in (torch.float32, torch.float64) and length <= LONGEST
+    return fits and qkv.requires_grad and not torch.compiler.is_compiling()
+
+
+def attention(qkv: Tensor, keep: Tensor, spread: Tensor, gather: Tensor, collect: Tensor) -> Tensor:
+    """(tokens, 3, heads, d_head) → (tokens, heads, d_head); `keep`: (sequences, length), True at real tokens."""
+    out: Tensor = _Attention.apply(qkv, keep, spread, gather, collect)
+    return out

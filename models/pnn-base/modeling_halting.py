@@ -1,0 +1,71 @@
+# From plastic-neural-networks 0.1.0, pnn/models/halting.py. MIT licence.
+"""What a model of refinement steps knows about halting: its criterion, and the rule of one pass (`nn/halting`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from .modeling_base import EncoderBase, EncoderOutput, Halting
+from .nn_halting import CRITERIA, Criterion, Halt, Learned, Read, Rule, refine, refine_in_training
+from .nn_packing import Layout
+from .schedule import period
+
+
+class HaltingEncoder(EncoderBase):
+    """An encoder whose config has `halt`, `schedule` and `num_steps`."""
+
+    criterion: Criterion | None
+
+    def make_criterion(self) -> None:
+        halt = self.config.halt
+        self.criterion = None if halt is None else CRITERIA[halt["criterion"]](self.config.hidden_size)
+
+    def set_halt(self, halt: Halt | Mapping[str, Any] | None) -> None:
+        """From now on tokens halt so, and the config says it. A learned unit that is there stays; else one starts."""
+        if halt is not None:
+            halt = Halt.of(halt)
+            halt.check_steps(self.config.schedule, self.config.num_steps)
+        self.config.halt = None if halt is None else halt.as_dict()
+        if halt is None or type(self.criterion) is not CRITERIA[halt.criterion]:
+            self.make_criterion()
+            if self.criterion is not None:
+                self.criterion.to(self.device, self.dtype).train(self.training)
+
+    def halting_rule(self, halt: Halting, num_steps: int | None, every_token: bool, read: Read | None) -> Rule | None:
+        if halt is False or (halt is None and (self.config.halt is None or every_token)):
+            return None
+        if every_token:
+            raise ValueError("gates and attentions come for every token at every step: leave out halt")
+        chosen = Halt.of(self.config.halt if halt is None else halt)
+        steps = self.config.num_steps if num_steps is None else num_steps
+        if halt is not None:
+            chosen.check_steps(self.config.schedule, steps)
+        criterion = self.criterion
+        if criterion is None or type(criterion) is not CRITERIA[chosen.criterion]:
+            if chosen.criterion == "learned":
+                raise ValueError("halt: this model has no learned unit: fit one (pnn.training.halting.fit_halting)")
+            criterion = CRITERIA[chosen.criterion](self.config.hidden_size)
+        if criterion.reads and read is None:
+            raise ValueError(f"halt: {chosen.criterion} needs a head that chooses between tokens or labels")
+        if steps == 0 or (self.training and not isinstance(criterion, Learned)):
+            return None  # in training every step is learnt
+        return Rule(chosen, criterion, period(self.config.schedule), read)
+
+    def refine_by(
+        self, rule: Rule, refiners: Sequence[nn.Module], h: Tensor, layout: Layout, last_at: Tensor | None
+    ) -> EncoderOutput:
+        if rule.is_trained:
+            found = refine_in_training(refiners, h, layout, last_at, rule, self.through)
+        else:
+            found = refine(refiners, h, layout, last_at, rule)
+        return EncoderOutput(
+            last_hidden_state=found.states[-1],
+            states=tuple(found.states),
+            deltas=(),
+            gates=(),
+            halted_at=found.halted_at,
+            step_cost=found.cost,
+        )

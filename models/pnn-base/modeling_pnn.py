@@ -1,0 +1,234 @@
+# From plastic-neural-networks 0.1.0, pnn/models/pnn.py. MIT licence.
+"""Plastic Neural Networks: one gated refiner applied again and again.
+
+    h⁰ = embed(x),   hᵗ = hᵗ⁻¹ + Δᵗ,   Δᵗ = refiner(hᵗ⁻¹),   t = 1 … T,   logits = head(hᵀ)          (equation 1)
+
+The defaults are the paper's equations: no norm on δ, no gate bias, zero init, an untied head: 53,704,251 parameters.
+What the published code does instead is `delta_norm=True, gate_bias=True, zero_init=False`: 53,707,323.
+`update` names the rule by which a refiner changes the state (`nn/updates`); "rewrite" proposes the whole next state.
+`schedule` says which refiner runs at which step: [0, 0, 0, 0] is the paper; [0, 1, 2, 3, 0, 1, 2, 3] applies four twice. A part
+of it may be the one that repeats (`repeat`, see `pnn/schedule`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from .modeling_base import (
+    KEYS_TO_IGNORE,
+    EncoderOutput,
+    MaskedLMBase,
+    check_encoder,
+)
+from .modeling_halting import HaltingEncoder
+from .modeling_heads import (
+    MultipleChoiceBase,
+    QuestionAnsweringBase,
+    SequenceClassificationBase,
+    TokenClassificationBase,
+)
+from .nn_fast import __doc__ as _fast  # noqa: F401
+from . import nn_fast as fast
+from .nn_gating import GATES
+from .nn_halting import Halt, Rule
+from .nn_packing import Layout
+from .nn_updates import UPDATES
+from .objectives import step_weights, weights_at
+from .schedule import drawn_from, order
+
+
+@strict
+class PNNConfig(PreTrainedConfig):
+    """A PNN. The values of what decides what it is:
+
+    * `schedule`: which refiner runs at which step. `[0, 0, 0, 0]` is the paper's one refiner four times (also `num_steps=4`);
+      `[0, 1, 2, 3, 0, 1, 2, 3]` applies four of them twice.
+    * `repeat`: the part of the schedule that more or fewer steps repeat. `schedule=[0, 1, 2, 3], repeat=[2, 3], num_steps=7`
+      enters through 0 and 1, applies 2 four times, and leaves through 3.
+    * `random_steps`: `[2, 6]` trains with 2 to 6 steps, drawn at every update; `num_steps` are taken unless another number is
+      asked for.
+    * `update`: `"gated"` adds what a refiner proposes, as far as a gate lets it; `"delta"` rewrites the state along one
+      direction; `"rewrite"` proposes the whole next state, and a gate decides how far the state moves there.
+    * `gate`: `"query_key"`, one for each dimension; `"token"`, one for each token; `"none"`.
+    * `halt`: when tokens stop being refined, `{"criterion": "change", "threshold": 0.05}` (`nn/halting`). `None`: never.
+    """
+
+    model_type = "pnn"
+    keys_to_ignore_at_inference = KEYS_TO_IGNORE
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_attention_heads: int = 12
+    intermediate_size: int = 2048
+    max_position_embeddings: int = 128
+    num_steps: int | None = None  # None: the schedule's length, or four
+    trained_steps: int | None = None  # how many there were in training, where `pnn calibrate` chose fewer since
+    schedule: list[int] | None = None  # None: refiner 0 at every step
+    repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
+    random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
+    step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
+    update: str = "gated"  # "delta", "rewrite": see nn/updates
+    gate: str = "query_key"  # one for each dimension; "token": one for each token; "none"
+    gate_start: float = 0.5  # how far gates are open before training
+    delta_norm: bool = False
+    gate_bias: bool = False
+    zero_init: bool = True
+    ffn: str = "gelu"  # or "geglu", which has as many parameters at two thirds of the intermediate_size
+    positions: str = "learned"  # or "rotary"
+    tie_word_embeddings: bool = False
+    head_transform: bool = False  # BERT's dense layer before the vocabulary; what a tied head wants
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0  # > 0 rules out flash attention, which takes sequences over 128 tokens
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int | None = 0
+    halt: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.num_steps is None:
+            self.num_steps = 4 if self.schedule is None else len(self.schedule)
+        if self.schedule is None and isinstance(self.num_steps, int):
+            self.schedule = [0] * (self.trained_steps or self.num_steps)
+        super().__post_init__(**kwargs)
+
+    def validate_refinement(self) -> None:
+        """Called by `@strict` after construction and before saving."""
+        check_encoder(self)
+        assert self.schedule is not None
+        assert self.num_steps is not None
+        if set(self.schedule) == {0}:  # one refiner: the number of steps says it all, and may have been changed since
+            self.schedule = [0] * (self.trained_steps or self.num_steps)
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps={self.num_steps}, but at least one step is needed")
+        name, steps = ("num_steps", self.num_steps) if self.trained_steps is None else ("trained_steps", self.trained_steps)
+        if self.repeat is not None:
+            self.schedule = order(self.schedule, self.repeat, steps)
+        if len(self.schedule) != steps:
+            raise ValueError(f"schedule has {len(self.schedule)} entries, but {name}={steps}")
+        if sorted(set(self.schedule)) != list(range(max(self.schedule) + 1)):
+            raise ValueError(f"schedule={self.schedule} must use refiners 0, 1, 2, … without a gap")
+        if self.random_steps is not None:
+            drawn_from(self.schedule, self.repeat, self.random_steps)
+        if self.step_weights is not None and len(self.step_weights) != steps:
+            raise ValueError(f"step_weights has {len(self.step_weights)} entries, but {name}={steps}")
+        if self.step_weights is not None and (min(self.step_weights) < 0 or self.step_weights[-1] == 0):
+            raise ValueError(f"step_weights={self.step_weights} must not be below zero, and the last must be above it")
+        if self.update not in UPDATES:
+            raise ValueError(f"update={self.update!r} is none of {', '.join(UPDATES)}")
+        if self.gate not in GATES:
+            raise ValueError(f"gate={self.gate!r} is none of {', '.join(GATES)}")
+        if not 0 < self.gate_start < 1:
+            raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
+        if self.halt is not None:
+            Halt.of(self.halt).check_steps(self.schedule, self.num_steps)
+
+    @property
+    def num_refiners(self) -> int:
+        assert self.schedule is not None
+        return max(self.schedule) + 1
+
+    def order(self, num_steps: int | None = None) -> list[int]:
+        """Which refiner runs at each step, of so many (`num_steps` of the config if not given)."""
+        assert self.schedule is not None
+        assert self.num_steps is not None
+        return order(self.schedule, self.repeat, self.num_steps if num_steps is None else num_steps)
+
+    def draw_steps(self, generator: torch.Generator | None = None) -> int | None:
+        """How many steps an update trains with; None where the number is fixed. Drawn on the CPU."""
+        if self.random_steps is None:
+            return None
+        assert self.schedule is not None
+        numbers = drawn_from(self.schedule, self.repeat, self.random_steps)
+        return numbers[int(torch.randint(len(numbers), (), generator=generator, device="cpu"))]
+
+
+class PNNModel(HaltingEncoder):
+    """Tokens to states: h⁰ (the embeddings), h¹, …, hᵀ."""
+
+    config_class = PNNConfig
+
+    def __init__(self, config: PNNConfig):
+        super().__init__(config)
+        self.refiners = nn.ModuleList(UPDATES[config.update](config) for _ in range(config.num_refiners))
+        self.make_criterion()
+        self.post_init()
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.refiners
+
+    def compile_blocks(self, with_kernels: bool = False) -> None:
+        if not (with_kernels and all(fast.can_write_out(refiner) for refiner in self.refiners)):
+            super().compile_blocks(with_kernels)
+
+    def refine(
+        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
+    ) -> EncoderOutput:
+        """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again, or round the part of it that repeats."""
+        if num_steps is None and self.training:
+            num_steps = self.config.draw_steps()  # whoever trains and says no number: transformers' Trainer
+        states, deltas, gates = [h], [], []
+        refiners = [self.refiners[number] for number in self.config.order(num_steps)]
+        if rule is not None:
+            return self.refine_by(rule, refiners, h, layout, last_at)
+        for step, refiner in enumerate(refiners):
+            here = layout.at_step(step)
+            if details:
+                refinement = refiner.refine(h, here)
+                h = h + refinement.delta
+                deltas.append(refinement.delta)
+                if refinement.gate is not None:
+                    gates.append(refinement.gate)
+            else:
+                h = self.through(refiner, h, here, last_at if step == len(refiners) - 1 else None)
+            states.append(h)
+        return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=tuple(deltas), gates=tuple(gates))
+
+
+class PNNForMaskedLM(MaskedLMBase):
+    """A PNN that predicts masked tokens, and learns from what it predicts after each step."""
+
+    config_class = PNNConfig
+    encoder_class = PNNModel
+
+    def supervised(self, states: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[float]]:
+        steps = len(states) - 1
+        if steps == 0:  # asked for predictions of the embeddings alone
+            return states, [1.0]
+        given = self.config.step_weights
+        weights = step_weights(steps) if given is None else weights_at(given, steps)
+        read = [step for step, weight in enumerate(weights) if weight > 0]
+        return tuple(states[1:][step] for step in read), [weights[step] for step in read]
+
+
+class PNNForSequenceClassification(SequenceClassificationBase):
+    """A PNN that classifies whole texts, by the last state of their first token."""
+
+    config_class = PNNConfig
+    encoder_class = PNNModel
+
+
+class PNNForTokenClassification(TokenClassificationBase):
+    """A PNN that gives each token a label."""
+
+    config_class = PNNConfig
+    encoder_class = PNNModel
+
+
+class PNNForQuestionAnswering(QuestionAnsweringBase):
+    """A PNN that finds where in a text an answer starts and ends."""
+
+    config_class = PNNConfig
+    encoder_class = PNNModel
+
+
+class PNNForMultipleChoice(MultipleChoiceBase):
+    """A PNN that chooses between candidate texts."""
+
+    config_class = PNNConfig
+    encoder_class = PNNModel

@@ -1,0 +1,323 @@
+# From plastic-neural-networks 0.1.0, pnn/nn/fast.py. MIT licence.
+"""The one room that chooses between plain and fast forms.
+
+Everywhere else in `nn/` stands the equation, in plain torch. Here is what computes the same faster, and when it may:
+
+* kernels, on a GPU in 16 bit: the steps between matrix products (dropout, GELU, norm, gate) are one pass over memory, because
+  there they, not the products, would take most of the time. Each block asks once (`for_kernels`).
+* a whole refinement step written out, forward and backward (`kernels/refinement`), in training.
+* attention over packed sequences, in one of four forms (`attention`).
+
+A module that somebody listens to or has replaced (a hook, an adapter) is called, never bypassed: `plain` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .kernels import __doc__ as _kernels  # noqa: F401
+from . import kernels as kernels
+from .kernels_short_rows import __doc__ as _short_rows  # noqa: F401
+from . import kernels_short_rows as short_rows
+from .nn_causal import causal_attention
+from .nn_feed_forward import FeedForward
+from .nn_gating import QueryKeyGate
+from .nn_packing import Layout, only_at, packed_attention, padded_attention, rows_of
+from .nn_rotary import rotate
+
+# When -----------------------------------------------------------------------------------------------------------------
+
+
+def products_in(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """The precision of products with numbers of this kind."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
+
+
+def computed_in(x: Tensor) -> torch.dtype:
+    return products_in(x.device, x.dtype)
+
+
+def kernels_compute(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether kernels take over there: in 16 bit, on a GPU that Triton knows well (the Ampere generation or later)."""
+    if device.type != "cuda" or not kernels.HAS_TRITON or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def for_kernels(x: Tensor) -> bool:
+    return kernels_compute(x.device, computed_in(x))
+
+
+def untouched(module: nn.Module) -> bool:
+    """Whether a kernel may compute in this module's stead: nobody listens to it, changes what it returns or quantised it."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks) or "forward" in vars(module):  # accelerate replaces it where weights are elsewhere
+        return False
+    # torchao puts tensors of its own in their place, which take part in products and in nothing else
+    return all(type(one) in (nn.Parameter, Tensor, type(None)) for one in module._parameters.values())
+
+
+def plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return type(module) is kind and untouched(module)
+
+
+def plain_attention(module: Any) -> bool:
+    """`plain(module, SelfAttention)`, which this file cannot import."""
+    return getattr(module, "is_plain", False) and untouched(module)
+
+
+def written_out(refiner: Any, h: Tensor, layout: Layout) -> bool:
+    """Whether a step is computed by kernels/refinement: in training, in 16 bit on a GPU, nothing hooked or replaced."""
+    if layout.cu_seqlens is None or layout.watched is not None or not torch.is_grad_enabled():
+        return False
+    if layout.context is not None:  # half of the step is done
+        return False
+    if not (for_kernels(h) and h.dtype == computed_in(h) and can_write_out(refiner)):
+        return False
+    refinement = None  # never reached without kernels
+
+    return refinement.takes(h.shape[-1], refiner.attention.num_heads, layout.max_seqlen)
+
+
+def can_write_out(refiner: Any) -> bool:
+    """Whether the refiner is made of what kernels/refinement knows. Then there is nothing left to compile."""
+    attention = refiner.attention
+    if refiner.own_form is None or type(refiner.gate) is not QueryKeyGate or not plain_attention(attention):
+        return False
+    parts = (type(refiner), type(attention), FeedForward, QueryKeyGate, nn.Linear, nn.LayerNorm, nn.Dropout)
+    if not all(type(module) in parts and untouched(module) for module in refiner.modules()):
+        return False
+    # where heads were taken away or added there are other shapes
+    return attention.num_heads * attention.head_width == attention.qkv.in_features
+
+
+# Blocks ---------------------------------------------------------------------------------------------------------------
+
+
+def layer(block: Any, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:
+    """A `TransformerLayer`."""
+    a = attended(block, h, layout, at)
+    return add_norm(*fed(block.ffn, a), block.dropout, a, block.ffn_norm)
+
+
+def embed(embeddings: Any, tokens: Tensor, places: Tensor | None) -> Tensor:
+    pointwise = None  # never reached without kernels
+
+    normed = add_norm(tokens, None, None, places, embeddings.norm)
+    return pointwise.dropout(normed, probability(embeddings.dropout))
+
+
+def gated_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:
+    """h⁺ = h + g ⊙ δ, δ = FFN(a)."""
+    if written_out(refiner, h, layout):
+        return refinement_step(refiner, h, layout, at, rewrites=False)
+    a = attended(refiner, h, layout, at)
+    if refiner.delta_norm is not None:
+        delta = add_norm(*fed(refiner.ffn, a), refiner.dropout, None, refiner.delta_norm)
+    elif for_kernels(h):
+        pointwise = None  # never reached without kernels
+
+        delta = pointwise.dropout(refiner.ffn(a), probability(refiner.dropout))
+    else:
+        delta = refiner.dropout(refiner.ffn(a))
+    return gated_update(refiner.gate, only_at(h, at), delta)
+
+
+def rewriting_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:
+    """h⁺ = h + g ⊙ (c − h), c = LayerNorm(a + FFN(a)). Without a gate h⁺ = c."""
+    if written_out(refiner, h, layout):
+        return refinement_step(refiner, h, layout, at, rewrites=True)
+    a = attended(refiner, h, layout, at)
+    assert refiner.delta_norm is not None
+    proposal = add_norm(*fed(refiner.ffn, a), refiner.dropout, a, refiner.delta_norm)
+    if refiner.gate is None:
+        return proposal
+    here = only_at(h, at)
+    return gated_update(refiner.gate, here, proposal - here)
+
+
+def refinement_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None, rewrites: bool) -> Tensor:
+    """Forward and backward pass of a whole step, written out."""
+    refinement = None  # never reached without kernels
+
+    attention, ffn, gate, norm = refiner.attention, refiner.ffn, refiner.gate, refiner.delta_norm
+    assert isinstance(gate, QueryKeyGate)
+    assert layout.cu_seqlens is not None
+    weights = refinement.Weights(
+        qkv=attention.qkv.weight,
+        qkv_bias=attention.qkv.bias,
+        out=attention.out.weight,
+        out_bias=attention.out.bias,
+        norm=refiner.attention_norm.weight,
+        norm_bias=refiner.attention_norm.bias,
+        up=ffn.up.weight,
+        up_bias=ffn.up.bias,
+        down=ffn.down.weight,
+        down_bias=ffn.down.bias,
+        delta=None if norm is None else norm.weight,
+        delta_bias=None if norm is None else norm.bias,
+        query=gate.query.weight,
+        query_bias=gate.query.bias,
+        key=gate.key.weight,
+        key_bias=gate.key.bias,
+        temperature=gate.temperature,
+        opening=gate.opening,
+    )
+    settings = refinement.Settings(
+        attention.num_heads,
+        layout.max_seqlen,
+        probability(refiner.dropout),
+        attention.attention_dropout if refiner.training else 0.0,
+        refiner.attention_norm.eps,
+        rewrites,
+    )
+    return refinement.step(h, at, layout.cu_seqlens, weights, settings, layout.rotation)
+
+
+# Their pieces ---------------------------------------------------------------------------------------------------------
+
+
+def attended(block: Any, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:
+    """a = LayerNorm(h + dropout(Attn(h)))."""
+    attention = block.attention
+    if for_kernels(h) and plain_attention(attention) and plain(attention.out, nn.Linear):
+        x, bias = F.linear(only_at(attention.context(h, layout), at), attention.out.weight), attention.out.bias
+    else:
+        x, bias = attention(h, layout, at), None
+    return add_norm(x, bias, block.dropout, only_at(h, at), block.attention_norm)
+
+
+def fed(ffn: nn.Module, a: Tensor) -> tuple[Tensor, Tensor | None]:
+    """FFN(a) without b_2, and b_2, where the next kernel adds it; elsewhere (FFN(a), None)."""
+    if not (for_kernels(a) and plain(ffn, FeedForward)):
+        return ffn(a), None
+    pointwise = None  # never reached without kernels
+
+    assert isinstance(ffn, FeedForward)
+    if plain(ffn.up, nn.Linear):
+        inner = pointwise.gelu_dropout(F.linear(a, ffn.up.weight), ffn.up.bias, probability(ffn.dropout))
+    else:
+        inner = ffn.dropout(F.gelu(ffn.up(a)))
+    return (F.linear(inner, ffn.down.weight), ffn.down.bias) if plain(ffn.down, nn.Linear) else (ffn.down(inner), None)
+
+
+def add_norm(x: Tensor, bias: Tensor | None, dropout: nn.Dropout | None, residual: Tensor | None, norm: nn.LayerNorm) -> Tensor:
+    """LayerNorm(residual + dropout(x + bias)). A kernel leaves it in 16 bit: the sum and the statistics inside are in fp32,
+    and what follows is a product in 16 bit or, for a stream of states, as good (see docs/decisions.md)."""
+    if for_kernels(x) and plain(norm, nn.LayerNorm):
+        kernel = None  # never reached without kernels
+
+        if kernel.takes(x):
+            p = 0.0 if dropout is None else probability(dropout)
+            if residual is not None and residual.shape != x.shape:  # rows that share their positions: a kernel reads by the row
+                residual = residual.expand_as(x)
+            return kernel.dropout_add_norm(x, bias, residual, norm.weight, norm.bias, norm.eps, p, computed_in(x))
+    x = x if bias is None else x + bias
+    x = x if dropout is None else dropout(x)
+    return norm(x if residual is None else residual + x)
+
+
+def gated_update(gate: nn.Module | None, h: Tensor, delta: Tensor) -> Tensor:
+    """h + g ⊙ δ, for callers that do not need the gate itself."""
+    assert gate is not None
+    if plain(gate, QueryKeyGate):
+        assert isinstance(gate, QueryKeyGate)
+        if for_kernels(h):
+            kernel = None  # never reached without kernels
+
+            if kernel.takes(h):
+                return kernel.gated_update(h, gate.query(h), gate.key(delta), delta, gate.temperature, gate.opening)
+        elif plain(gate.query, nn.Linear) and torch.is_grad_enabled():
+            # τ divides the matrix instead of every token, which takes its gradient over the tokens three times less
+            bias = None if gate.query.bias is None else gate.query.bias / gate.temperature
+            logits = F.linear(h, gate.query.weight / gate.temperature, bias) * gate.key(delta)
+            return torch.addcmul(h, torch.sigmoid(logits if gate.opening is None else logits + gate.opening), delta)
+    return torch.addcmul(h, gate(h, delta), delta)
+
+
+def probability(dropout: nn.Dropout) -> float:
+    return dropout.p if dropout.training else 0.0
+
+
+# Attention ------------------------------------------------------------------------------------------------------------
+
+
+def attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+    """softmax(q_i k_iᵀ / √d_head) v_i of every head: (…, 3, heads, d_head) → (…, heads, d_head), by the fastest form that
+    computes it."""
+    if qkv.shape[-2] == 0:
+        if layout.past is not None:
+            layout.past.count(qkv)
+        return qkv.select(-3, 0)  # no heads: W_o of nothing is its bias
+    if layout.past is not None:
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(-3))
+        return causal_attention(q, k, v, layout.past, dropout, layout.watched).transpose(1, 2)
+    if layout.attend is not None:
+        return layout.attend(qkv)
+    if layout.cu_seqlens is None:
+        q, k, v = qkv.unbind(-3)
+        return padded_attention(q, k, v, layout.keep, dropout)
+    return packed(qkv.flatten(0, -4), layout, dropout).view(*qkv.shape[:-3], *qkv.shape[-2:])
+
+
+def packed(qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
+    """(tokens, 3, heads, d_head) → (tokens, heads, d_head). On a GPU in 16 bit our own kernel takes short sequences, torch's
+    variable-length flash attention, which has no dropout, longer ones; on a CPU batched products take short ones."""
+    if for_kernels(qkv):
+        kernel = None  # never reached without kernels
+
+        width = qkv.shape[-1]
+        if kernel.takes(width, layout.max_seqlen):
+            assert layout.cu_seqlens is not None
+            return kernel.short_attention(qkv, layout.cu_seqlens, layout.max_seqlen, dropout)
+        if dropout == 0 and flash_takes(width):
+            return flash_packed_attention(qkv, layout)
+    rows = rows_of(qkv, layout)
+    if dropout == 0 and short_rows.takes(qkv, rows.keep.shape[1]):
+        return short_rows.attention(qkv, rows.keep, rows.spread, rows.gather, rows.collect)
+    return packed_attention(qkv, layout, dropout)
+
+
+def rotated(projection: nn.Module, qkv: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """(…, 3, heads, d_head), what `projection` gave, with queries and keys turned by their token's place."""
+    *tokens, _, heads, width = qkv.shape
+    without_gradients = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if without_gradients and heads > 0 and for_kernels(qkv) and plain(projection, nn.Linear):
+        rotary = None  # never reached without kernels
+
+        if rotary.takes(width) and list(rotation[0].shape[:-1]) == tokens:
+            rotary.turn(qkv.view(-1, 3 * heads * width), heads, width, rotation)  # where they lie: nobody else has seen them
+            return qkv
+    turned = rotate(qkv[..., :2, :, :], *(x.unsqueeze(-2) for x in rotation))
+    return torch.cat((turned, qkv[..., 2:, :, :]), dim=-3)
+
+
+def flash_takes(width: int) -> bool:
+    return width <= 256 and width % 8 == 0
+
+
+def attention_waits(width: int, longest: int) -> bool:
+    """Whether packed attention asks how long the sequences are, where kernels compute: if it takes the plain form after all."""
+    kernel = None  # never reached without kernels
+
+    return not (kernel.takes(width, longest) or flash_takes(width))
+
+
+def flash_packed_attention(qkv: Tensor, layout: Layout) -> Tensor:
+    borders = layout.cu_seqlens
+    assert borders is not None
+    q, k, v = qkv.unbind(1)
+    return flash(q, k, v, borders, borders, layout.max_seqlen, layout.max_seqlen)
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, q_borders: Tensor, k_borders: Tensor, q_longest: int, k_longest: int) -> Tensor:
+    """Queries of packed sequences, and their keys and values, of which there may be more."""
+    from torch.nn.attention.varlen import varlen_attn  # exists for CUDA builds; imported where it is used
+
+    out = varlen_attn(q, k, v, q_borders, k_borders, q_longest, k_longest)
+    assert isinstance(out, Tensor)
+    return out

@@ -1,0 +1,187 @@
+# From plastic-neural-networks 0.1.0, pnn/nn/live.py. MIT licence.
+"""Which tokens of a batch are still computed, and the keys and values of those that are not.
+
+A token that has halted keeps its state, so its keys and values under a refiner stay what they are: they are computed once more,
+from the state that it keeps, and lie in a `Memory` from then on. A step then takes the live tokens' rows alone. They write
+their new keys and values into the memory and attend to all of it; everything else in a refiner is per token as it is.
+
+Where nobody reads a sequence any more (all tokens that were asked for have halted) its other tokens stop too. Where sequences
+halt as wholes nothing has to be kept: the batch of the others (`only_sequences`) is computed as any other is.
+
+How many tokens are live only the device knows. `choose` is the one place that asks: once for a step, and on a GPU in sizes of
+few kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .nn_fast import __doc__ as _fast  # noqa: F401
+from . import nn_fast as fast
+from .nn_packing import Layout, Rows, bucket, padded_attention
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where each of N tokens lies, counted through all sequences: the same for padded and packed batches."""
+
+    real: Tensor  # (N,) bool, False at padding
+    sequence: Tensor  # (N,) the number of its sequence
+    row: Tensor  # (N,) its place among sequences of `length` tokens each
+    borders: Tensor  # (sequences + 1,)
+    keep: Tensor | None  # (sequences, length) bool, True at real tokens; None: all are
+    length: int
+    rotation: tuple[Tensor, Tensor] | None  # a row for each token
+    packed: bool
+
+    @staticmethod
+    def of(h: Tensor, layout: Layout) -> Places:
+        batch, length = h.shape[:2]
+        tokens, device = batch * length, h.device
+        everything = torch.arange(tokens, device=device)
+        rotation = layout.rotation
+        if rotation is not None:  # rows may share their positions
+            rotation = tuple(x.expand(batch, *x.shape[1:]).flatten(0, 1) for x in rotation)  # type: ignore[assignment]
+        if layout.cu_seqlens is None:
+            borders = torch.arange(batch + 1, device=device) * length
+            real = torch.ones_like(everything, dtype=torch.bool) if layout.keep is None else layout.keep.flatten()
+            sequence = everything.div(length, rounding_mode="floor")
+            return Places(real, sequence, everything, borders, layout.keep, length, rotation, packed=False)
+        borders, lengths = layout.cu_seqlens.long(), layout.cu_seqlens.diff().long()
+        length = layout.max_seqlen if layout.rows is None else layout.rows.keep.shape[1]
+        sequence = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=tokens)
+        row = everything - borders[sequence] + sequence * length
+        keep = torch.arange(length, device=device) < lengths.clamp(min=1)[:, None]  # an empty sequence sees a zero: no NaN
+        real = torch.ones_like(everything, dtype=torch.bool)
+        return Places(real, sequence, row, borders, keep, length, rotation, packed=True)
+
+    def in_use(self, wanted: Tensor) -> Tensor:
+        """Whether somebody wants a token of its sequence, for every token."""
+        counts = torch.zeros(len(self.borders) - 1, dtype=torch.int32, device=wanted.device)
+        return counts.index_add_(0, self.sequence, wanted.int())[self.sequence] > 0
+
+    def read_once(self, at: Tensor | None) -> bool:
+        """Whether each sequence is asked for at one token, as a classifier reads them: then it halts as a whole."""
+        if at is None or not exact_sizes(at.device):
+            return False
+        return torch.equal(self.sequence[at], torch.arange(len(self.borders) - 1, device=at.device))
+
+    def rotation_at(self, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
+        if self.rotation is None:
+            return None
+        cos, sin = (x.index_select(0, tokens)[None] for x in self.rotation)
+        return cos, sin
+
+
+@dataclass(frozen=True)
+class Live:
+    """Whom a step computes. On a GPU the last of `here` and of `beside` may come several times."""
+
+    here: Tensor  # these tokens, in their order
+    beside: Tensor  # they have just stopped: keys and values once more, and nothing else
+    sequences: Tensor  # those with a token that is computed
+    borders: Tensor  # of `here`: where each of these sequences begins and the last one ends
+    longest: int  # the most tokens that one of them has here, or more
+    filler: int = 0  # how often the last of `here` comes too often
+
+
+def choose(here: Tensor, beside: Tensor, places: Places) -> Live:
+    """From two masks over all tokens to their numbers."""
+    if exact_sizes(here.device):
+        computed, kept = (mask.nonzero().squeeze(1) for mask in (here, beside))
+        borders = torch.searchsorted(computed, places.borders)
+        sequences = borders.diff().nonzero().squeeze(1)
+        borders = torch.cat((borders[sequences], borders[-1:]))
+        return Live(computed, kept, sequences, borders, int(borders.diff().max()) if len(sequences) else 0)
+    counts = torch.stack((here.sum(), beside.sum())).tolist()  # waits for the device, once
+    computed, kept = (_in_bucket(mask, count) for mask, count in zip((here, beside), counts, strict=True))
+    borders = torch.searchsorted(computed, places.borders)
+    sequences = torch.arange(len(borders) - 1, device=borders.device)
+    return Live(computed, kept, sequences, borders, places.length, len(computed) - counts[0])
+
+
+def only_sequences(chosen: Tensor, places: Places, heads: int) -> tuple[Tensor, Layout]:
+    """A batch of these sequences alone, packed: which of the tokens are left, and how they lie."""
+    tokens = (places.real & chosen[places.sequence]).nonzero().squeeze(1)
+    lengths = torch.bincount(places.sequence[tokens], minlength=len(chosen))[chosen]
+    borders = torch.cat((lengths.new_zeros(1), lengths.cumsum(0))).int()
+    rows = Rows.of(borders, len(tokens), heads) if len(tokens) else None
+    return tokens, Layout(cu_seqlens=borders, max_seqlen=places.length, rows=rows, rotation=places.rotation_at(tokens))
+
+
+def exact_sizes(device: torch.device) -> bool:
+    """On a GPU sizes are rounded up to few kinds, so that what is prepared for a shape serves again. Not where gradients flow:
+    a row that is there twice would get them twice."""
+    return device.type == "cpu" or torch.is_grad_enabled()
+
+
+def _in_bucket(mask: Tensor, count: int) -> Tensor:
+    """Filled up with the last one, which is computed again and gives what it gave."""
+    found = torch.nonzero_static(mask, size=bucket(count) if count else 0).squeeze(1)
+    return torch.where(found < 0, found.max(), found) if count else found
+
+
+class Memory:
+    """The keys and values of one refiner, of every token that was computed since somebody halted. Where flash attention goes by
+    the borders of packed sequences they lie as the tokens do, elsewhere in rows of one length, a sequence each."""
+
+    def __init__(self, refiner: Any, h: Tensor, places: Places):
+        self.refiner, self.places = refiner, places
+        self.by_borders = places.packed and fast.for_kernels(h) and fast.flash_takes(refiner.attention.head_width)
+        self.sequences = torch.arange(len(places.borders) - 1, device=h.device)  # whose rows it holds
+        self.rows: Tensor | None = None  # (tokens or sequences · length, 2, heads, d_head)
+
+    def step(self, h: Tensor, live: Live) -> Tensor:
+        """The next states of the live tokens, from the states (N, d) of all."""
+        self._leave_out(live.sequences)
+        if len(live.beside):
+            rest = Layout(rotation=self.places.rotation_at(live.beside))
+            kept = self.refiner.attention.keys_and_values(h.index_select(0, live.beside)[None], rest)
+            self._keep(live.beside, kept[0])
+        layout = Layout(rotation=self.places.rotation_at(live.here), attend=lambda qkv: self.attend(qkv[0], live)[None])
+        new: Tensor = self.refiner(h.index_select(0, live.here)[None], layout)[0]
+        return new
+
+    def attend(self, qkv: Tensor, live: Live) -> Tensor:
+        """softmax(q kᵀ / √d_head) v of the live tokens, whose q, k and v these are: (n, 3, heads, d_head), without the 3."""
+        self._keep(live.here, qkv[:, 1:])
+        assert self.rows is not None
+        q, (k, v) = qkv[:, 0], self.rows.unbind(1)
+        if self.by_borders:
+            borders, longest = torch.searchsorted(live.here, self.places.borders), live.longest + live.filler
+            return fast.flash(q, k, v, borders.int(), self.places.borders.int(), longest, self.places.length)
+        counts = live.borders.diff()
+        within = torch.arange(live.longest, device=q.device).minimum((counts - 1).clamp(min=0)[:, None])
+        spread = (live.borders[:-1, None] + within).clamp(max=len(q) - 1)
+        number = torch.arange(len(counts), device=q.device).repeat_interleave(counts, output_size=len(q))
+        place = (torch.arange(len(q), device=q.device) - live.borders[number]).clamp(max=live.longest - 1)
+        collect = number * live.longest + place
+        heads, width = q.shape[1:]
+        queries = q.index_select(0, spread.flatten()).view(-1, live.longest, heads, width)
+        keep = None if self.places.keep is None else self.places.keep.index_select(0, self.sequences)
+        k, v = (x.view(-1, self.places.length, heads, width) for x in (k, v))
+        return padded_attention(queries, k, v, keep).reshape(-1, heads, width).index_select(0, collect)
+
+    def _keep(self, tokens: Tensor, kv: Tensor) -> None:
+        count, places = len(self.places.row), self.places
+        if self.by_borders:
+            rows = tokens
+        else:  # the rows of sequences that nobody reads any more are gone
+            gone = places.sequence[tokens] - torch.searchsorted(self.sequences, places.sequence[tokens])
+            rows, count = places.row[tokens] - gone * places.length, len(self.sequences) * places.length
+        if self.rows is None:
+            self.rows = kv.new_zeros(count, *kv.shape[1:])
+        self.rows = self.rows.index_copy(0, rows, kv) if torch.is_grad_enabled() else self.rows.index_copy_(0, rows, kv)
+
+    def _leave_out(self, sequences: Tensor) -> None:
+        """Keep the rows of these alone."""
+        if self.by_borders or len(sequences) == len(self.sequences):
+            return
+        if self.rows is not None:
+            rows = self.rows.view(len(self.sequences), self.places.length, *self.rows.shape[1:])
+            self.rows = rows.index_select(0, torch.searchsorted(self.sequences, sequences)).flatten(0, 1)
+        self.sequences = sequences
