@@ -12,12 +12,19 @@ from pnn.config import load_config
 from pnn.errors import UserError
 
 
+@pytest.fixture(autouse=True)
+def known_rates(monkeypatch):
+    monkeypatch.setattr("pnn.bench.heads.matrix_rate", lambda device: {"flops_per_second": {"median": 1e11}})
+    monkeypatch.setattr("pnn.bench.heads.copy_rate", lambda device: {"bytes_per_second": {"median": 1e10}})
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_three_models_and_taylor_scores(backward):
     config = GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=16)
     result = heads_benchmark(config, 2, 16, backward=backward, device=torch.device("cpu"), seconds=0.0, read=(2, 16))
     names = [row["name"] for row in result["rows"]]
-    attention, models = ["whole", "removed", "masked"], ["whole model", "removed model"]
+    attention = ["whole", "removed", "masked", "whole, reading", "removed, reading"]
+    models = ["whole model", "removed model", "whole model, as transformers has it"]
     assert names == [*attention, *models, "forward pass over the data", "taylor scores of all heads"]
     assert result["model"] == {"layers": 2, "width": 32, "heads": 4, "removed": 4}
     assert result["largest_difference_removed_and_masked"] < 1e-5
@@ -25,10 +32,14 @@ def test_three_models_and_taylor_scores(backward):
     assert result["ratios"]["half_heads_attention_speedup"] == rows["whole"] / rows["removed"]
     assert result["ratios"]["half_heads_removed_vs_masked"] == rows["masked"] / rows["removed"]
     assert result["rows"][0]["what"] == ("forward and backward" if backward else "forward")
-    assert result["rows"][5]["rows"] == 8
+    assert result["rows"][3]["what"] == "forward"
+    assert result["ratios"]["half_heads_attention_speedup_reading"] == rows["whole, reading"] / rows["removed, reading"]
+    assert result["rows"][8]["rows"] == 8
     speedup = rows["whole model"] / rows["removed model"]
     assert result["ratios"]["half_heads_model_speedup"] == speedup
-    bound = result["ratios"]["half_heads_model_bound_by_flops"]
+    assert result["ratios"]["half_heads_model_speedup_vs_transformers"] == rows[models[2]] / rows["removed model"]
+    assert 1 < result["ratios"]["half_heads_model_bound_by_flops"] < 2
+    bound = result["ratios"]["half_heads_model_bound"]
     assert 1 < bound < 2
     assert result["ratios"]["half_heads_model_speedup_of_bound"] == speedup / bound
 

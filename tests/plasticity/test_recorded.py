@@ -181,7 +181,10 @@ ODD = {
     "an adapter": (switched_off, {}),
     "another attention": (lambda model: model.set_attn_implementation("eager") or nullcontext(), {}),
     "hidden states": (lambda model: nullcontext(), {"output_hidden_states": True}),
-    "padding": (lambda model: nullcontext(), {"attention_mask": torch.arange(9).expand(3, -1) > torch.tensor([[0], [2], [-1]])}),
+    "padding": (
+        lambda model: nullcontext(),
+        {"attention_mask": torch.arange(9).expand(3, -1) > torch.tensor([[0], [2], [-1]])},
+    ),
     "positions": (lambda model: nullcontext(), {"position_ids": torch.arange(3, 12)[None]}),
     "a static cache": (lambda model: nullcontext(), {"past_key_values": hf.StaticCache}),
     "embeddings": (lambda model: nullcontext(), {"input_ids": None, "inputs_embeds": torch.ones(3, 9, 32).double()}),

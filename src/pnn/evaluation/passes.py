@@ -10,8 +10,8 @@ over batches waits for the device: the host prepares the next batch while the de
 On a GPU in 16 bit the host would need longer to issue a pass kernel by kernel than the GPU to compute it. So a pass is recorded
 as a CUDA graph and replayed with one call. A graph has fixed shapes; a batch is filled up to the next *bucket* with tokens that
 nobody attends to or asks for, with empty sequences, and with positions that are asked for in vain. A bucket is recorded when it
-comes a second time (`nn/recording`). Whatever cannot be recorded (a model with hooks, fp32, too little memory, too many buckets)
-is computed as it is, with the same numbers.
+comes a second time (`nn/recording`). Whatever cannot be recorded (a model with hooks, fp32, too little memory, too many
+buckets) is computed as it is, with the same numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from pnn.models.registry import kind_of
 from pnn.nn.fast import attention_waits, kernels_compute, products_in
 from pnn.nn.packing import bucket, only_at, round_up
 from pnn.nn.recording import Recordings, where_weights_lie
-
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -14,9 +14,9 @@ and replayed with one call:
     writing    one more token for each text: keys and values move from the caller's cache to buffers with room for more, which
                the cache then shows the filled part of. Attention sees places by a mask
 
-The head is not recorded: its logits are large, and would be copied once more. Whatever is not exactly this (gradients, training,
-padding in the rows, hooks, adapters, another attention or kind of cache, hidden states or attentions asked for, a stream of one's
-own, a second thread, too little memory) takes transformers' own path.
+The head is not recorded: its logits are large, and would be copied once more. Whatever is not exactly this (gradients,
+training, padding in the rows, hooks, adapters, another attention or kind of cache, hidden states or attentions asked for, a
+stream of one's own, a second thread, too little memory) takes transformers' own path.
 """
 
 from __future__ import annotations
@@ -81,9 +81,13 @@ def quickened(model: PreTrainedModel) -> Iterator[None]:
             setattr(module, name, child)
 
 
-@functools.cache
-def _recorded_class(original: type[PreTrainedModel]) -> type[PreTrainedModel]:
+_MADE: dict[Any, type[PreTrainedModel]] = {}
+
+
+def _recorded_class(original: Any) -> type[PreTrainedModel]:
     """A base model's class, with a `forward` that replays. transformers finds what a class can do by its name and module."""
+    if original in _MADE:
+        return _MADE[original]
 
     @functools.wraps(original.forward)
     def forward(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -95,10 +99,12 @@ def _recorded_class(original: type[PreTrainedModel]) -> type[PreTrainedModel]:
         return _of_recorded_class, (original,), self.__dict__
 
     body = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(original.__name__, (original,), body | {"forward": forward, "__reduce__": reduce, "unrecorded_class": original})
+    body |= {"forward": forward, "__reduce__": reduce, "unrecorded_class": original}
+    _MADE[original] = type(original.__name__, (original,), body)
+    return _MADE[original]
 
 
-def _of_recorded_class(original: type[PreTrainedModel]) -> PreTrainedModel:
+def _of_recorded_class(original: Any) -> PreTrainedModel:
     made: Any = _recorded_class(original)
     return made.__new__(made)
 
@@ -140,7 +146,7 @@ def _is_simple(cache: Any) -> bool:
 def can_record(base: PreTrainedModel) -> bool:
     """Whether anything can be recorded here at all: on a GPU in 16 bit, on the stream that everybody uses."""
     device = base.device
-    if not kernels_compute(device, products_in(device, base.dtype)):
+    if device.type != "cuda" or not kernels_compute(device, products_in(device, base.dtype)):
         return False
     return torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
 

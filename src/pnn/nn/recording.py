@@ -7,7 +7,6 @@ recorder of their own (`training/recording`).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -93,7 +92,8 @@ class Recordings:
 
 def where_weights_lie(model: nn.Module) -> tuple[int, ...] | None:
     """A recording reads weights there, whatever they are by then. None for a model that somebody listens to, has compiled,
-    adapted or quantised: its modules are called. It is asked before every pass, so it walks the modules by itself: a third of the time."""
+    adapted or quantised: its modules are called. It is asked before every pass, so it walks the modules by itself: a third of
+    the time."""
     places: list[int] = []
     modules = [model]
     while modules:
@@ -103,7 +103,7 @@ def where_weights_lie(model: nn.Module) -> tuple[int, ...] | None:
             return None
         if inside["_backward_pre_hooks"] or inside.get("_compiled_call_impl") is not None:
             return None
-        whose = _whose(type(module))
+        whose = type(module).__module__.partition(".")[0]
         if whose not in KNOWN:
             return None
         forward = inside.get("forward")
@@ -116,8 +116,3 @@ def where_weights_lie(model: nn.Module) -> tuple[int, ...] | None:
                 places.append(weight.data_ptr())
         modules += [child for child in inside["_modules"].values() if child is not None]
     return tuple(places)
-
-
-@functools.cache
-def _whose(kind: type[nn.Module]) -> str:
-    return kind.__module__.partition(".")[0]

@@ -43,7 +43,7 @@ class Plastic:
         if changes["gone_layers"]:
             maps[LAYER] = [[] if layer in changes["gone_layers"] else row for layer, row in enumerate(unit_map(self, LAYER))]
         rearrange(self, maps)
-        quicken(self)  # type: ignore[arg-type]
+        quicken(self)
 
     def __reduce__(self) -> Any:
         """Its class is made at run time: a pickle names the original instead."""
