@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GPT2Config
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from pnn.bench.heads import heads_benchmark
+from pnn.bench.heads import _learning, heads_benchmark
 from pnn.bench.run import check
 from pnn.config import load_config
 from pnn.errors import UserError
+from pnn.plasticity import prune
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,16 @@ def test_three_models_and_taylor_scores(backward):
     assert result["ratios"]["half_heads_model_speedup_of_bound"] == speedup / bound
 
 
+def test_updates_of_learning_are_timed():
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=16))
+    before = model.lm_head.weight.clone()
+    found = _learning(model, prune(model, [(0, 0)]), 2, 16, seconds=0.0)
+    whole, removed, issued = (row["milliseconds"]["median"] for row in found["rows"])
+    assert [row["turns"] for row in found["rows"]] == [3, 3, 3]
+    assert found["ratios"] == {"half_heads_learning_speedup": whole / removed, "recorded_learning_speedup": issued / removed}
+    assert torch.equal(model.lm_head.weight, before)
+
+
 def test_a_decoder_of_transformers_has_no_row_in_pnn_bench():
     with pytest.raises(UserError, match="gpt2_tiny: a decoder of transformers has no row here"):
         check([load_config("gpt2_tiny")], ["train"], [])
@@ -56,5 +67,6 @@ def test_on_a_gpu_passes_are_recorded_and_stand_beside_issued_ones():
     result = heads_benchmark(config, 2, 16, backward=True, device=torch.device("cuda"), seconds=0.0, read=(2, 16))
     names = [row["name"] for row in result["rows"]]
     assert names[:6] == ["whole", "removed", "masked", "whole, issued", "removed, issued", "masked, issued"]
+    assert {"half_heads_learning_speedup", "recorded_learning_speedup"} <= result["ratios"].keys()
     rows = {row["name"]: row["milliseconds"]["median"] for row in result["rows"]}
     assert result["ratios"]["half_heads_attention_speedup_issued"] == rows["whole, issued"] / rows["removed, issued"]

@@ -138,6 +138,11 @@ def _call(base: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return Call(ids, given.get("attention_mask"), given.get("position_ids"), cache, bool(keeps))
 
 
+def keeps_everything(config: Any) -> bool:
+    """Whether the caches of such models do: sliding windows do not."""
+    return _is_simple(DynamicCache(config=config))
+
+
 def _is_simple(cache: Any) -> bool:
     """A cache that keeps all it was given, as `generate` makes it."""
     return type(cache) is DynamicCache and not cache.offloading and all(type(layer) is DynamicLayer for layer in cache.layers)
@@ -159,7 +164,7 @@ class Known:
 
     def __init__(self, weights: tuple[int, ...], base: PreTrainedModel):
         self.weights = weights
-        self.simple = _is_simple(DynamicCache(config=base.config))  # sliding windows are not
+        self.simple = keeps_everything(base.config)
         self.readings = Recordings(weights, base.device)
         self.slots: dict[Any, Slots] = {}
         self.cannot_write = False
