@@ -43,7 +43,7 @@ from pnn.turns import take_turns
 
 SCORED_BATCHES = 4
 ISSUED = ", issued"  # kernel by kernel, from Python
-LEARNT = (4, 256)  # rows and tokens of an update of learning
+LEARNT_ROWS = 4  # of an update of learning
 READING = ("whole, reading", "removed, reading")
 
 
@@ -91,7 +91,7 @@ def heads_benchmark(
     if device.type == "cuda":
         ratios["half_heads_attention_speedup_issued"] = median[f"whole{ISSUED}"] / median[f"removed{ISSUED}"]
     reading = _reading(whole, removed, *read, seconds)
-    learning = _learning(whole, removed, *LEARNT, seconds) if device.type == "cuda" else {"rows": [], "ratios": {}}
+    learning = _learning(whole, removed, LEARNT_ROWS, read[1], seconds) if device.type == "cuda" else {"rows": [], "ratios": {}}
     taylor = _taylor(whole, rows, length, device, seconds)
     return {
         **machine(),
