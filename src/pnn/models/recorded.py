@@ -132,7 +132,7 @@ def _call(base: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     ids, cache = given.get("input_ids"), given.get("past_key_values")
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype != torch.long or config._attn_implementation != "sdpa":
         return None
-    if not (cache is None or _is_simple(cache)) or config.return_dict is False:
+    if not (cache is None or _is_simple(cache)) or getattr(config, "return_dict", True) is False:
         return None
     keeps = given.get("use_cache", getattr(config, "use_cache", False))
     return Call(ids, given.get("attention_mask"), given.get("position_ids"), cache, bool(keeps))
