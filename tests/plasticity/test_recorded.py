@@ -96,6 +96,8 @@ def test_a_replay_reads_what_transformers_reads(built, replays, name):
     for now, before in zip(first[0].layers, first[1].layers, strict=True):  # what was given away stays as it was
         assert torch.equal(now.keys, before.keys)
     assert replays() == 1
+    one, other = (model.base_model(ids).last_hidden_state for ids in (IDS, IDS.flip(1)))
+    assert not torch.equal(one, other)
     with torch.inference_mode():
         close(model(IDS).logits, plain(IDS).logits)
     assert model(IDS, use_cache=False).past_key_values is None
@@ -167,18 +169,10 @@ def test_a_mask_that_changes_between_steps_counts(built, replays):
     assert replays() == 1
 
 
-def switched_off(model):
-    """LoRA, with and without: the same weights in the same places."""
-    tuned = peft.get_peft_model(model, peft.LoraConfig(target_modules=["c_attn"], init_lora_weights=False))
-    tuned.eval()
-    return tuned.disable_adapter()
-
-
 ODD = {
     "gradients": (lambda model: torch.enable_grad(), {}),
     "a hook": (lambda model: model.base_model.h[0].mlp.act.register_forward_hook(lambda *_: None) and nullcontext(), {}),
     "masked heads": (lambda model: masked(model, [(0, 0)]), {}),
-    "an adapter": (switched_off, {}),
     "another attention": (lambda model: model.set_attn_implementation("eager") or nullcontext(), {}),
     "hidden states": (lambda model: nullcontext(), {"output_hidden_states": True}),
     "padding": (
@@ -205,6 +199,20 @@ def test_whatever_is_odd_takes_transformers_own_path(built, replays, why):
             with torch.no_grad(), change(one):
                 answers.append(one(**inputs)[0])
         close(*answers)
+    assert replays() == 0
+
+
+@torch.no_grad()
+def test_an_adapter_can_be_switched_off(built, replays):
+    """With and without, the same weights lie in the same places."""
+    model = halved(built("gpt2"))
+    expected = model(IDS).logits
+    adapter = peft.LoraConfig(target_modules=["c_fc"], init_lora_weights=False, fan_in_fan_out=True)
+    tuned = peft.get_peft_model(model, adapter).eval()
+    for _ in range(3):
+        assert not torch.allclose(tuned(IDS).logits, expected)
+    with tuned.disable_adapter():
+        close(tuned(IDS).logits, expected)
     assert replays() == 0
 
 
