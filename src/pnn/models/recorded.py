@@ -76,7 +76,9 @@ def quickened(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     finally:
-        base.__class__ = kind
+        if base.__class__ is not kind:
+            base.__class__ = kind
+            _KNOWN.pop(base, None)
         for module, name, child in activations:
             setattr(module, name, child)
 
