@@ -12,6 +12,7 @@ from pnn.data.batches import pack
 from pnn.evaluation import passes
 from pnn.evaluation.passes import states_at
 from pnn.models import continuous, decoder_steps, decoders
+from pnn.nn import recording
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -159,7 +160,7 @@ def test_running_out_of_memory_while_recording_is_no_error(monkeypatch):
     model = build("paper")
     batch, at = batch_of(0)
 
-    class TooLarge(passes.Recording):
+    class TooLarge(recording.Recording):
         def __init__(self, run, *rest):
             def greedy():
                 held = run()
@@ -169,7 +170,7 @@ def test_running_out_of_memory_while_recording_is_no_error(monkeypatch):
 
             super().__init__(greedy, *rest)
 
-    monkeypatch.setattr(passes, "Recording", TooLarge)
+    monkeypatch.setattr(recording, "Recording", TooLarge)
     before = torch.cuda.current_stream()
     with bf16():
         for _ in range(3):
@@ -181,7 +182,7 @@ def test_running_out_of_memory_while_recording_is_no_error(monkeypatch):
 
 
 def test_there_are_at_most_so_many(monkeypatch):
-    monkeypatch.setattr(passes, "MOST", 2)
+    monkeypatch.setattr(recording, "MOST", 2)
     model = build("paper")
     with bf16():
         for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pnn.errors import UserError
-from pnn.plasticity import FasterUpdates, WarmUp, grow, heads, prune, warm_up_factor
+from pnn.plasticity import FasterUpdates, WarmUp, grow, heads, learning, prune, warm_up_factor
 from pnn.plasticity.heads import head_map, stretches
 from pnn.plasticity.learning import learn
 from pnn.plasticity.units import gated
+from pnn.training.recording import Recorder
 
 
 def optimizer_of(model, kind=torch.optim.AdamW, **more):
@@ -196,6 +198,68 @@ def test_a_pruned_and_grown_model_learns(built, texts):
     assert float(grown(**batches[0]).loss.detach()) < 0.7 * before
     written = next(one for one in stretches(grown, new[0]) if one.role == "o")
     assert written.view().abs().max() > 0.01
+
+
+# Recorded passes ------------------------------------------------------------------------------------------------------
+
+
+class Again(Recorder):
+    """What a CUDA graph does, on a CPU: computes anew with inputs where they were, and leaves results and gradients there."""
+
+    replays, fails = 0, False
+
+    def __init__(self, run, parameters, passes_per_update):
+        self.run, self.parameters, self.adds = run, list(parameters), passes_per_update > 1
+        self.graph, self.passes = None, 0
+
+    def on_stream(self):
+        return nullcontext()
+
+    def _record(self, inputs):
+        if Again.fails:
+            torch.rand(3)  # and half a backward pass
+            self.parameters[0].grad = torch.ones_like(self.parameters[0])
+            raise UserError("no")
+        self.inputs, self.graph = {name: x.clone() for name, x in inputs.items()}, self
+        with torch.random.fork_rng([]):
+            self.outputs = self.run(self.inputs)
+
+    def replay(self):
+        Again.replays += 1
+        kept = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        for old, new in zip(self.outputs, self.run(self.inputs), strict=True):
+            old.copy_(new)
+        for parameter, old in zip(self.parameters, kept, strict=True):
+            if old is not None:
+                parameter.grad = old.copy_(parameter.grad)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
+@pytest.mark.parametrize("why_not", ["", "it fails", "no room", "a mask"])
+def test_recorded_updates_are_those_that_are_issued(built, texts, name, why_not, monkeypatch):
+    """Dropout, a warm-up that ends half-way and faster heads among it."""
+    new, batches = [(1, 1)], [{"input_ids": batch["input_ids"]} for batch in texts(built(name))]
+    if why_not == "a mask":
+        batches[1] = texts(built(name))[1]
+    grown = grow(prune(built(name), [(0, 0), *new]), new, init="random")
+    monkeypatch.setattr(learning, "Recorder", Again)
+    monkeypatch.setattr(learning, "room_to_record", lambda: why_not != "no room")
+    monkeypatch.setattr(Again, "fails", why_not == "it fails")
+    monkeypatch.setattr(Again, "replays", 0)
+    found = []
+    for recorded in (False, True):
+        monkeypatch.setattr(learning, "may_record", lambda model, recorded=recorded: recorded)
+        model = copy.deepcopy(grown)
+        options = {"steps": 12, "peak_rate": 1e-2, "multiplier": 5.0, "seed": 0}
+        losses = [loss for _, loss in learn(model, new, lambda step: batches[step % 2], **options)]
+        assert losses[-1] < losses[0]
+        assert all(parameter.grad is None for parameter in model.parameters())
+        found.append((losses, list(model.parameters())))
+    assert Again.replays == (0 if why_not else 6)  # six updates of warm-up, six without, the first three of each issued
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(one, other) for one, other in zip(found[0][1], found[1][1], strict=True))
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

@@ -10,15 +10,14 @@ over batches waits for the device: the host prepares the next batch while the de
 On a GPU in 16 bit the host would need longer to issue a pass kernel by kernel than the GPU to compute it. So a pass is recorded
 as a CUDA graph and replayed with one call. A graph has fixed shapes; a batch is filled up to the next *bucket* with tokens that
 nobody attends to or asks for, with empty sequences, and with positions that are asked for in vain. A bucket is recorded when it
-comes a second time. Whatever cannot be recorded (a model with hooks, fp32, too little memory, more than `MOST` buckets) is
-computed as it is, with the same numbers.
+comes a second time (`nn/recording`). Whatever cannot be recorded (a model with hooks, fp32, too little memory, too many
+buckets) is computed as it is, with the same numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,10 +30,7 @@ from pnn.models.base import Halting
 from pnn.models.registry import kind_of
 from pnn.nn.fast import attention_waits, kernels_compute, products_in
 from pnn.nn.packing import bucket, only_at, round_up
-from pnn.nn.recording import Recording, room_to_record, where_weights_lie
-
-MOST = 32  # buckets recorded of one model
-Run = Callable[[Tensor], list[Tensor]]
+from pnn.nn.recording import Recordings, where_weights_lie
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
@@ -157,42 +153,6 @@ class RowsShape(NamedTuple):
 
 
 # Recorded passes ------------------------------------------------------------------------------------------------------
-
-
-class Recordings:
-    """The recorded passes of one model, whose weights lie where `weights` says. They share their memory: one runs at a time,
-    and what it gives is copied before the next."""
-
-    def __init__(self, weights: tuple[int, ...], device: torch.device):
-        self.weights, self.device = weights, device
-        self.seen: set[Any] = set()
-        self.recorded: dict[Any, tuple[Tensor, Recording]] = {}  # where inputs go, and what reads them
-        self.full = False
-        with torch.cuda.device(device):
-            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-
-    def replay(self, key: Any, flat: Tensor, run: Run) -> list[Tensor] | None:
-        """What `run` gives for these inputs; None where nothing is recorded for them. Good until the next replay."""
-        with torch.cuda.device(self.device):
-            if key not in self.recorded:
-                first = key not in self.seen
-                self.seen.add(key)
-                if first or self.full or not self._record(key, flat, run):
-                    return None
-            buffer, recording = self.recorded[key]
-            buffer.copy_(flat.pin_memory(), non_blocking=True)
-            states: list[Tensor] = recording.replay()
-        return states
-
-    def _record(self, key: Any, flat: Tensor, run: Run) -> bool:
-        self.full = len(self.recorded) == MOST or not room_to_record()
-        if not self.full:
-            buffer = to_device(flat, self.device)
-            try:
-                self.recorded[key] = buffer, Recording(lambda: run(buffer), self.stream, self.pool)
-            except RuntimeError:  # out of memory among them
-                self.full = True
-        return not self.full
 
 
 _RECORDINGS: WeakKeyDictionary[PreTrainedModel, Recordings] = WeakKeyDictionary()

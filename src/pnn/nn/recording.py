@@ -11,9 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pnn.nn.fast import untouched
+MOST = 32  # shapes that are recorded of one model
+# Whose modules do the same again with the same weights. Others' may not: an adapter can be switched off
+KNOWN = {"torch", "transformers", __name__.partition(".")[0]}
+WITHOUT_UNITS = "pnn.plasticity.architectures"  # what computes in a module of transformers whose heads or layer are gone
 
 
 class Recording:
@@ -47,12 +50,69 @@ def room_to_record() -> bool:
     return free >= total // 4
 
 
+class Recordings:
+    """The recorded passes of one model, whose weights lie where `weights` says. They share their memory: one runs at a time,
+    and what it gives is copied before the next."""
+
+    def __init__(self, weights: tuple[int, ...], device: torch.device):
+        self.weights, self.device = weights, device
+        self.seen: set[Any] = set()
+        self.recorded: dict[Any, tuple[Tensor, Recording]] = {}  # where inputs go, and what reads them
+        self.full = False
+        with torch.cuda.device(device):
+            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+    def replay(self, key: Any, flat: Tensor, run: Callable[[Tensor], Any]) -> Any:
+        """What `run` gives for these inputs, which lie on the host or on the device; None where nothing is recorded for them: a
+        shape is recorded when it comes a second time. Good until the next replay."""
+        with torch.cuda.device(self.device):
+            if key not in self.recorded:
+                first = key not in self.seen
+                self.seen.add(key)
+                if first or self.full or not self._record(key, flat, run):
+                    return None
+            buffer, recording = self.recorded[key]
+            self._fill(buffer, flat)
+            return recording.replay()
+
+    def _fill(self, buffer: Tensor, flat: Tensor) -> None:
+        buffer.copy_(flat if flat.device == buffer.device else flat.pin_memory(), non_blocking=True)
+
+    def _record(self, key: Any, flat: Tensor, run: Callable[[Tensor], Any]) -> bool:
+        self.full = len(self.recorded) == MOST or not room_to_record()
+        if not self.full:
+            buffer = torch.empty_like(flat, device=self.device)
+            self._fill(buffer, flat)
+            try:
+                self.recorded[key] = buffer, Recording(lambda: run(buffer), self.stream, self.pool)
+            except RuntimeError:  # out of memory among them
+                self.full = True
+        return not self.full
+
+
 def where_weights_lie(model: nn.Module) -> tuple[int, ...] | None:
-    """A recording reads weights there, whatever they are by then. None for a model that somebody listens to or has compiled:
-    its modules are called."""
+    """A recording reads weights there, whatever they are by then. None for a model that somebody listens to, has compiled,
+    adapted or quantised: its modules are called. It is asked before every pass, so it walks the modules by itself: a third of
+    the time."""
     places: list[int] = []
-    for module in model.modules():
-        if not untouched(module) or module._compiled_call_impl is not None:
+    modules = [model]
+    while modules:
+        module = modules.pop()
+        inside = module.__dict__
+        if inside["_forward_hooks"] or inside["_forward_pre_hooks"] or inside["_backward_hooks"]:
             return None
-        places += [weight.data_ptr() for weight in module._parameters.values() if weight is not None]
+        if inside["_backward_pre_hooks"] or inside.get("_compiled_call_impl") is not None:
+            return None
+        whose = type(module).__module__.partition(".")[0]
+        if whose not in KNOWN:
+            return None
+        forward = inside.get("forward")
+        if forward is not None and not (whose == "transformers" and forward.__module__ == WITHOUT_UNITS):
+            return None
+        for weight in inside["_parameters"].values():
+            if weight is not None:
+                if type(weight) is not nn.Parameter and type(weight) is not Tensor:
+                    return None
+                places.append(weight.data_ptr())
+        modules += [child for child in inside["_modules"].values() if child is not None]
     return tuple(places)

@@ -16,12 +16,17 @@ The bias of W_o belongs to no head and learns at the common rate.
 `learn` does both: AdamW, weight decay on matrices, gradients clipped at 1, a cosine from the learning rate to a tenth of it.
 The warm-up takes 100 updates, or half of them where there are fewer than 200: it is over before learning is. What is learnt is
 the text, or what a teacher predicts there (`teaching`).
+
+Updates are small, a few rows: a GPU computes them in a tenth of the time that Python takes to issue them. So the passes of
+decoders of transformers, whose rows have one length, are recorded (`Passes`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,14 +36,18 @@ from transformers import PreTrainedModel
 from pnn.config import TrainingConfig
 from pnn.errors import UserError
 from pnn.models.lean import leave_out_logits, with_logits_again
+from pnn.models.recorded import Kept, keeps_everything
 from pnn.models.registry import kind_of
+from pnn.nn.fast import kernels_compute
+from pnn.nn.recording import room_to_record, where_weights_lie
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import Head, check_present, head_map, stretches
-from pnn.plasticity.measure import computing
+from pnn.plasticity.measure import computing, precision_of
 from pnn.plasticity.scores import prepared
 from pnn.plasticity.teaching import Teacher
 from pnn.plasticity.units import gate_part
-from pnn.training.optim import descend, learning_rate, make_optimizer
+from pnn.training.optim import learning_rate, make_optimizer, step_down
+from pnn.training.recording import PASSES_BEFORE_RECORDING, Recorder
 
 WARM_UP_START = 0.01
 WARM_UP_STEPS = 100
@@ -138,6 +147,75 @@ class FasterUpdates:
         self._hooks = []
 
 
+class Passes:
+    """Forward and backward passes of learning, with gradients in `.grad`. Recorded where `may_record` says so, after the first
+    few; all are issued where recording fails, or where a batch has more than rows of one length."""
+
+    def __init__(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, teacher: Teacher | None):
+        self.model, self.optimizer, self.teacher = model, optimizer, teacher
+        self.may_record = teacher is None and may_record(model)
+        self.recorder: Recorder | None = None
+        self.hooked = False  # while it was recorded, for the warm-up
+
+    @contextmanager
+    def update(self, hooked: bool) -> Iterator[None]:
+        """Around all that is done for one update. `hooked`: whether new heads are still warming up."""
+        if self.may_record and (self.recorder is None or self.hooked != hooked):
+            self.optimizer.zero_grad()  # what is there lies in the memory of the recording before
+            self.recorder, self.hooked = Recorder(self._of_rows, self.model.parameters(), 1), hooked
+        if self.recorder is None:
+            yield
+            self.optimizer.zero_grad()
+        else:
+            with self.recorder.on_stream():
+                yield
+                if self.recorder is None:
+                    self.optimizer.zero_grad()
+                else:
+                    self.recorder.end_update()
+
+    def __call__(self, batch: dict[str, Any], seed_again: Callable[[], object]) -> Tensor:
+        """The loss. Dropout follows from the update's number, also where recording it failed half-way."""
+        rows = {name: value for name, value in batch.items() if name != "use_cache"}
+        if self.recorder is not None and rows.keys() == {"input_ids", "labels"}:
+            records = self.recorder.passes == PASSES_BEFORE_RECORDING
+            if records and not room_to_record():
+                self._give_up()
+            else:
+                try:
+                    return self.recorder(rows)[0]
+                except (UserError, torch.OutOfMemoryError):
+                    if not records:
+                        raise
+                    self._give_up()
+                    seed_again()
+        elif self.recorder is not None:
+            self._give_up()
+        return self._of_anything(batch)
+
+    def _give_up(self) -> None:
+        self.optimizer.zero_grad()
+        self.recorder, self.may_record = None, False
+
+    def _of_rows(self, rows: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """With a cache that keeps nothing for long: without one transformers asks the device whether rows are packed."""
+        return (self._of_anything({**rows, "past_key_values": Kept(self.model.config), "use_cache": True}),)
+
+    def _of_anything(self, batch: dict[str, Any]) -> Tensor:
+        with computing(self.model):
+            loss = self.model(**batch).loss if self.teacher is None else self.teacher.loss(self.model, batch)
+        loss.backward()
+        return loss.detach()
+
+
+def may_record(model: PreTrainedModel) -> bool:
+    """Decoders of transformers on a GPU in bf16 that nobody listens to."""
+    kind, precision = kind_of(model), precision_of(model.device)
+    if not kind.causal or kind.ours or not kernels_compute(model.device, precision):
+        return False
+    return keeps_everything(model.config) and where_weights_lie(model.base_model) is not None
+
+
 def learn(
     model: PreTrainedModel,
     new: Iterable[Head],
@@ -149,7 +227,7 @@ def learn(
     seed: int,
     first: int = 0,
     teacher: Teacher | None = None,
-) -> Iterator[tuple[int, float]]:
+) -> Generator[tuple[int, float], None, None]:
     """Train the model in place; after each update gives how many are done and the loss of its batch. `batch_at` gives the
     batch of an update. `first`: updates of earlier rounds; batch and dropout of an update follow from (seed, its number), so
     that learning again gives the same bits. With a `teacher` the loss is the distance to its predictions."""
@@ -160,23 +238,24 @@ def learn(
     kind = kind_of(model)
     if kind.causal and not kind.ours and teacher is None:
         leave_out_logits(model)
+    passes = Passes(model, optimizer, teacher)
     on_gpu = model.device.type == "cuda"
     seed_all = torch.manual_seed if on_gpu else torch.default_generator.manual_seed
     try:
         with WarmUp(model, new, min(WARM_UP_STEPS, steps // 2)) as warm_up:
             for step in range(steps):
                 model.train()
-                warm_up.at(step)
-                with torch.random.fork_rng([model.device] if on_gpu else []):
-                    seed_all(seed * 1_000_003 + first + step)
-                    batch = prepared(model, batch_at(first + step))
-                    with computing(model):
-                        loss = model(**batch).loss if teacher is None else teacher.loss(model, batch)
-                    descend(model, optimizer, loss, learning_rate(step, steps, plan))
+                warming = warm_up.at(step) < 1
+                seed_update = partial(seed_all, seed * 1_000_003 + first + step)
+                with torch.random.fork_rng([model.device] if on_gpu else []), passes.update(warming):
+                    seed_update()
+                    loss = passes(prepared(model, batch_at(first + step)), seed_update)
+                    step_down(model, optimizer, learning_rate(step, steps, plan))
                 if not math.isfinite(loss.item()):
                     raise UserError(f"the loss became {loss.item()} at update {step + 1}: a lower learning rate usually helps")
                 yield step + 1, loss.item()
     finally:
         faster.remove()
+        optimizer.zero_grad()  # gradients of recorded passes lie in the memory of their graph
         with_logits_again(model)
         model.eval()

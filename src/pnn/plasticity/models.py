@@ -5,7 +5,7 @@ takes it too. Its config is the original's with up to three entries more, `head_
 that would not do: no class of transformers builds layers with different numbers of heads, and loading would fail over the
 shapes. So config.json is that of `models/plastic.py`, and after `import pnn` the Auto classes find their way from there: build
 the original, cut its matrices to the maps, read the weights. `save_pretrained` writes it too, so HF `Trainer` and our own loop
-leave checkpoints that load again.
+leave checkpoints that load again. What was removed shows in the time it takes: see `models/recorded`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pnn.errors import UserError
 from pnn.files import is_taken, new_folder, write_checksums, write_json
 from pnn.models.loading import load_as_named, save_tokenizer
 from pnn.models.plastic import CHANGES, PlasticConfig
+from pnn.models.recorded import quicken
 from pnn.models.registry import AUTO_CLASSES, classes_of, register
 from pnn.plasticity.architectures import HEAD, LAYER, NEURON, architecture_of
 from pnn.plasticity.units import rearrange, unit_map
@@ -42,6 +43,7 @@ class Plastic:
         if changes["gone_layers"]:
             maps[LAYER] = [[] if layer in changes["gone_layers"] else row for layer, row in enumerate(unit_map(self, LAYER))]
         rearrange(self, maps)
+        quicken(self)
 
     def __reduce__(self) -> Any:
         """Its class is made at run time: a pickle names the original instead."""
@@ -119,6 +121,7 @@ def as_plastic(model: PreTrainedModel) -> PreTrainedModel:
     """Make this very model one that saves as reorganised. Its class stays a subclass of the original's."""
     if not isinstance(model, Plastic):
         model.__class__ = plastic_class(type(model))
+        quicken(model)
     return model
 
 

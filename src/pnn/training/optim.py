@@ -126,8 +126,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, rate: float, clip: float = 1.0) -> None:
     """One step down this loss, gradients clipped. The trainer's own knows of micro-batches, processes and fp16 as well."""
-    set_learning_rate(optimizer, rate)
     loss.backward()
+    step_down(model, optimizer, rate, clip)
+    optimizer.zero_grad()
+
+
+def step_down(model: nn.Module, optimizer: torch.optim.Optimizer, rate: float, clip: float = 1.0) -> None:
+    """The step alone: the gradients are there, and stay."""
+    set_learning_rate(optimizer, rate)
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
-    optimizer.zero_grad()
