@@ -16,7 +16,7 @@ MASK = "[MASK]"
 PIECE = re.compile(r"\[MASK\]|[\w'’]+|[^\w\s]|\s+")  # together they are the text
 # the first that a model's tokenizer knows all of
 EXAMPLES = (
-    "The river flows through the [MASK] and into the sea.",
+    "Mozart was an Austrian [MASK] who wrote his first [MASK] at the age of five.",
     "the fox of avon wore amber hats . it has old [MASK] boots . this fox is shy in [MASK] .",
 )
 
