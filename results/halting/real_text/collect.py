@@ -5,7 +5,7 @@ python results/halting/real_text/collect.py [RUNS]     # RUNS: the folder of run
 Each kind of stopping early has its setting chosen on the tail: the fastest of those that lose at most 0.3 points there, by the
 clock of the machine that is told of; each unit for itself. What it costs is told on WikiText, which chose nothing. The dial at
 equal accuracy is the fastest mix of two numbers of steps, so many batches with one and the rest with the other, that loses as
-little as halting does: a line between the dial's points in accuracy and seconds.
+little as halting does: a line between the dial's points in accuracy and time.
 """
 
 from __future__ import annotations
@@ -112,15 +112,15 @@ class Model:
         return np.zeros(len(self.targets)) if whole else np.array(self.by_sequence[key][way["name"]], float)
 
     def turns(self, way: Json, text: str = TEXT) -> Array:
-        """Seconds of each turn, in batches of the size that is fastest for it."""
-        sizes = self.speed["ways"][way["name"]]["seconds"][text].values()
+        """Microseconds per token in each turn, in batches of the size that is fastest for it."""
+        sizes = self.speed["ways"][way["name"]]["microseconds_per_token"][text].values()
         return np.array(min(sizes, key=lambda turns: float(np.median(turns))))
 
-    def seconds(self, way: Json, text: str = TEXT) -> float:
+    def time(self, way: Json, text: str = TEXT) -> float:
         return float(np.median(self.turns(way, text)))
 
     def speed_of(self, way: Json) -> float:
-        return self.seconds(self.ways[0]) / self.seconds(way)
+        return self.time(self.ways[0]) / self.time(way)
 
     def family(self, name: str) -> list[Json]:
         return [way for way in self.ways if way["family"] == name]
@@ -129,7 +129,7 @@ class Model:
         """On the tail. All steps lose nothing, so there is always one."""
         among = [way for way in self.family(family) if seed is None or way["seed"] == seed]
         good = [way for way in among if way["lost_on_tail"] <= LOSE]
-        return min([self.ways[0], *good], key=lambda way: self.seconds(way, "tail"))
+        return min([self.ways[0], *good], key=lambda way: self.time(way, "tail"))
 
 
 def models_in(folder: Path) -> dict[str, dict[str, Model]]:
@@ -166,14 +166,14 @@ def copy_in(runs: Path) -> None:
 # The dial at equal accuracy ----------------------------------------------------------------------------------------------
 
 
-def dial_seconds(lost: Array, dial_lost: Array, seconds: Array) -> Array:
+def dial_time(lost: Array, dial_lost: Array, times: Array) -> Array:
     """Of the fastest mix of two numbers of steps that loses no more. `lost`: (…,); `dial_lost`: (…, T), what each number of
-    steps loses; `seconds`: (T,), all steps first. Nothing faster than all steps may be as good: then it is all steps."""
-    best = np.full(lost.shape, seconds[0])
-    for i, slow in enumerate(seconds):
+    steps loses; `times`: (T,), all steps first. Nothing faster than all steps may be as good: then it is all steps."""
+    best = np.full(lost.shape, times[0])
+    for i, slow in enumerate(times):
         reached = dial_lost[..., i] <= lost
         best = np.where(reached, np.minimum(best, slow), best)
-        for j, fast in enumerate(seconds):
+        for j, fast in enumerate(times):
             gap = dial_lost[..., j] - dial_lost[..., i]
             between = reached & (dial_lost[..., j] > lost)
             share = np.where(between, (lost - dial_lost[..., i]) / np.where(gap == 0, 1, gap), 0)
@@ -182,17 +182,17 @@ def dial_seconds(lost: Array, dial_lost: Array, seconds: Array) -> Array:
 
 
 def against_dial(model: Model, chosen: list[Json], draws: int = 2000) -> Estimate:
-    """Seconds of the dial at the accuracy of these ways over their own, mean over seeds; the middle 95 % where sequences and
-    seeds are drawn again. Seconds are medians and stay as they are."""
+    """Time of the dial at the accuracy of these ways over their own, mean over seeds; the middle 95 % where sequences and
+    seeds are drawn again. Times are medians and stay as they are."""
     dial = model.family("dial")
     columns = [model.lost(way) for way in (*dial, *chosen)]
     totals = np.column_stack((*columns, model.targets))
-    seconds, own = (np.array([model.seconds(way) for way in ways]) for ways in (dial, chosen))
+    times, own = (np.array([model.time(way) for way in ways]) for ways in (dial, chosen))
 
     def ratio(sums: Array) -> Array:
         shares = sums[..., :-1] / sums[..., -1:]
         dials, ours = shares[..., None, : len(dial)], shares[..., len(dial) :]
-        found: Array = dial_seconds(ours, np.broadcast_to(dials, (*ours.shape, len(dial))), seconds) / own
+        found: Array = dial_time(ours, np.broadcast_to(dials, (*ours.shape, len(dial))), times) / own
         return found
 
     drawn = ratio(resampled_sums(totals, draws, seed=0))

@@ -77,7 +77,9 @@ class Halting:
     """A model whose units can be exchanged."""
 
     def __init__(self, loaded: LoadedRun, units: dict[str, dict[str, Tensor]] | None = None):
-        self.model, self.precision, self.units = loaded.model.eval(), loaded.precision, units or {}
+        self.model, self.precision = loaded.model.eval(), loaded.precision
+        device = self.model.device  # nothing is sent there in a pass that is timed
+        self.units = {unit: {key: x.to(device) for key, x in one.items()} for unit, one in (units or {}).items()}
         if units:  # before a pass is recorded: the unit is one of the model's weights
             encoder: Any = self.model.base_model
             encoder.set_halt({"criterion": "learned", "threshold": 0.5})
@@ -287,12 +289,14 @@ def measure_speed(model: Path, home: Path, sizes: list[int], tokens: int, second
         share_right = {way.name: right_share(run(way, batches[TEXT, sizes[0]]), batches[TEXT, sizes[0]]) for way in ways}
     rows = {}
     for way in ways:
-        found = {text: {str(size): times[said[way.name, text, size]] for size in sizes} for text in ("tail", TEXT)}
-        rows[way.name] = {"seconds": found, "right": share_right[way.name]}
-    counted = {text: sum(len(batch.packed.input_ids) for batch in batches[text, sizes[0]]) for text in ("tail", TEXT)}
+        found: dict[str, dict[str, list[float]]] = {"tail": {}, TEXT: {}}
+        for (text, size), some in batches.items():
+            tokens_there = sum(len(batch.packed.input_ids) for batch in some)
+            found[text][str(size)] = [1e6 * one / tokens_there for one in times[said[way.name, text, size]]]
+        rows[way.name] = {"microseconds_per_token": found, "right": share_right[way.name]}
     precision = str(subject.precision).removeprefix("torch.")
     about = machine()
-    what = {"tokens": counted, "batch_tokens": sizes, "precision": precision, "threads": None if on_gpu else threads}
+    what = {"tokens": tokens, "batch_tokens": sizes, "precision": precision, "threads": None if on_gpu else threads}
     write_json(home / f"speed-{slug(about['hardware'], threads)}.json", what | {"ways": rows} | about)
 
 
@@ -301,13 +305,15 @@ def slug(hardware: dict[str, Any], threads: int) -> str:
 
 
 def packed(sample: dict[str, Tensor], text: str, tokens: int, size: int) -> Iterator[Batch]:
-    """The first sequences of so many tokens in batches of `size`."""
+    """The first sequences, so many tokens in batches of `size`; none that is only filled in part, which would be slower."""
     ids, lengths, positions, labels = (sample[f"{text}/{key}"] for key in ("ids", "lengths", "positions", "labels"))
     ends = lengths.cumsum(0)
-    start, last = 0, max(1, int((ends <= tokens).sum()))
-    while start < last:
+    start = 0
+    for _ in range(max(1, tokens // size)):
+        if start == len(ends):
+            raise UserError(f"{text} has too few tokens for {tokens // size} batches of {size:,}: fewer --tokens")
         before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int((ends[:last] <= before + size).sum()))
+        stop = max(start + 1, int((ends <= before + size).sum()))
         end = int(ends[stop - 1])
         here = (positions >= before) & (positions < end)
         batch = pack(ids[before:end].numpy(), lengths[start:stop].numpy(), np.arange(start, stop))
