@@ -1,0 +1,399 @@
+"""From what run.sh measured to measured/, result.json, the figure, the tables of README.md and benchmarks/results.
+
+python results/halting/real_text/collect.py [RUNS]     # RUNS: the folder of run.sh; without it, what is in measured/
+
+Each kind of stopping early has its setting chosen on the tail: the fastest of those that lose at most 0.3 points there, by the
+clock of the machine that is told of; each unit for itself. What it costs is told on WikiText, which chose nothing. The dial at
+equal accuracy is the fastest mix of two numbers of steps, so many batches with one and the rest with the other, that loses as
+little as halting does: a line between the dial's points in accuracy and time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from pnn.errors import UserError
+from pnn.figures.marks import AMBER, BLUE, CONTROL, GREEN, ORANGE, PINK, line
+from pnn.figures.style import SMALL, WIDTH, per_cent_axis, png, save, styled
+from pnn.files import write_between, write_json, write_text
+from pnn.numbers import estimate, per_cent, written
+from pnn.results import Json, texts_of
+from pnn.runs import check_commit, read_config, read_json
+from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Estimate, middle, resampled_sums, seeds_and_sequences, verdict
+from pnn.studies.analyses.halting import FASTER, LOSE
+
+HERE = Path(__file__).parent
+MEASURED = HERE / "measured"
+BENCHMARKS = HERE.parents[2] / "benchmarks" / "results"
+FILES = ("config.yaml", "environment.json", "evaluation.json", "ways.json", "by_sequence.json", "analysis/halting.json")
+NAMES = {"pnn_paper": "the paper's PNN", "pnn_rewrite_one": "one rewriting refiner"}
+TEXT = "wikitext_tokens"
+FIXED = ("dial", "two_dials")  # who takes how many steps is known before the pass
+LOOKS = {  # colour, marker, what the key says
+    "dial": (BLUE, "o", "fewer steps for everyone (the dial)"),
+    "two_dials": (GREEN, "s", "fewer for tokens that are not masked (two dials)"),
+    "change": (PINK, "^", "halting by the size of the change"),
+    "confidence": (AMBER, "v", "halting by confidence"),
+    "learned": (ORANGE, "D", "halting by a learned unit"),
+}
+AIM = 1.4
+CAPTION = (
+    "![Accuracy against measured speed](figures/accuracy_against_speed.png)\n"
+    "*Per cent of masked tokens of WikiText-103 valid right against measured speed (all steps are 1×, logarithmic). Large "
+    "marks: the settings chosen on the tail, with 95 % intervals of what they lose; small marks: all others, of a unit one for "
+    "each seed, cost and threshold. Numbers are steps, a/b are a steps for masked tokens and b for others. The oracle stands "
+    "at its ideal speed, counted and not measured; the unit's steps at random at the speed of the unit. Dotted: 1.4× and 0.3 "
+    "points lost. What loses more than two points is left out.*"
+)
+SHOWN = 0.021  # lost: the figure ends there
+RANDOM, ORACLE = "the unit's steps at random", "oracle: ideal speed, in FLOPs"
+LEAST_SEEDS = 3  # for a verdict
+OUTCOMES = {SUPPORTED: "won", NOT_SUPPORTED: "lost", UNDECIDED: "undecided"}
+Array = NDArray[np.float64]
+Row = dict[str, Any]
+
+
+def bound_of(analysis: Json) -> Row:
+    """As results/halting tells of an analysed run."""
+    spec = importlib.util.spec_from_file_location("collect_bounds", HERE.parent / "collect.py")
+    assert spec is not None
+    assert spec.loader is not None
+    bounds = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bounds)
+    found: Row = bounds.metrics(analysis)
+    return found
+
+
+# What was measured -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model, as one machine timed it."""
+
+    folder: Path
+    speed: Json
+
+    @cached_property
+    def ways(self) -> list[Json]:
+        """All steps first."""
+        found: list[Json] = read_json(self.folder / "ways.json")["ways"]
+        return found
+
+    @cached_property
+    def by_sequence(self) -> Json:
+        found: Json = read_json(self.folder / "by_sequence.json")
+        return found
+
+    @cached_property
+    def targets(self) -> Array:
+        return np.array(self.by_sequence["targets"], float)
+
+    @property
+    def accuracy(self) -> float:
+        return float(sum(self.by_sequence["right"]) / self.targets.sum())
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({way["seed"] for way in self.ways if way["seed"] is not None})
+
+    def lost(self, way: Json, key: str = "lost") -> Array:
+        """In each sequence, against all steps."""
+        whole = way["name"] == self.ways[0]["name"]
+        return np.zeros(len(self.targets)) if whole else np.array(self.by_sequence[key][way["name"]], float)
+
+    def turns(self, way: Json, text: str = TEXT) -> Array:
+        """Microseconds per token in each turn, in batches of the size that is fastest for it."""
+        sizes = self.speed["ways"][way["name"]]["microseconds_per_token"][text].values()
+        return np.array(min(sizes, key=lambda turns: float(np.median(turns))))
+
+    def time(self, way: Json, text: str = TEXT) -> float:
+        return float(np.median(self.turns(way, text)))
+
+    def speed_of(self, way: Json) -> float:
+        return self.time(self.ways[0]) / self.time(way)
+
+    def family(self, name: str) -> list[Json]:
+        return [way for way in self.ways if way["family"] == name]
+
+    def chosen(self, family: str, seed: int | None = None) -> Json:
+        """On the tail. All steps lose nothing, so there is always one."""
+        among = [way for way in self.family(family) if seed is None or way["seed"] == seed]
+        good = [way for way in among if way["lost_on_tail"] <= LOSE]
+        return min([self.ways[0], *good], key=lambda way: self.time(way, "tail"))
+
+
+def models_in(folder: Path) -> dict[str, dict[str, Model]]:
+    """Machine by machine, GPUs first."""
+    found: dict[str, dict[str, Model]] = {}
+    for path in sorted(folder.glob("*/speed-*.json"), key=lambda path: ("cpu" in path.stem, path.stem, path.parent.name)):
+        found.setdefault(path.stem.removeprefix("speed-"), {})[path.parent.name] = Model(path.parent, read_json(path))
+    return found
+
+
+def copy_in(runs: Path) -> None:
+    if not any((runs / "home").glob("*/ways.json")):
+        raise UserError(f"{runs / 'home'} has nothing that was measured: run.sh measure writes it")
+    for home in sorted(path.parent for path in (runs / "home").glob("*/ways.json")):
+        check_commit(home)
+        target = MEASURED / home.name
+        (target / "analysis").mkdir(parents=True, exist_ok=True)
+        config = read_config(home)
+        places = {
+            config.data.train: "TOKENS",
+            config.evaluation.sets[TEXT].source: "WIKITEXT",
+            config.data.prepared: "prepared",
+        }
+        sources = [one["source"] for one in texts_of(read_json(home / "evaluation.json")).values()]
+        places |= {source: f"DATA/{Path(source).name}" for source in sources}
+        for name in (*FILES, *(path.name for path in home.glob("speed-*.json"))):
+            if (home / name).exists():  # the oracle and a CPU's speed may come later
+                text = (home / name).read_text(encoding="utf-8")
+                for place, word in places.items():
+                    text = text.replace(place, word) if "/" in place else text
+                write_text(target / name, text)
+
+
+# The dial at equal accuracy ----------------------------------------------------------------------------------------------
+
+
+def dial_time(lost: Array, dial_lost: Array, times: Array) -> Array:
+    """Of the fastest mix of two numbers of steps that loses no more. `lost`: (…,); `dial_lost`: (…, T), what each number of
+    steps loses; `times`: (T,), all steps first. Nothing faster than all steps may be as good: then it is all steps."""
+    best = np.full(lost.shape, times[0])
+    for i, slow in enumerate(times):
+        reached = dial_lost[..., i] <= lost
+        best = np.where(reached, np.minimum(best, slow), best)
+        for j, fast in enumerate(times):
+            gap = dial_lost[..., j] - dial_lost[..., i]
+            between = reached & (dial_lost[..., j] > lost)
+            share = np.where(between, (lost - dial_lost[..., i]) / np.where(gap == 0, 1, gap), 0)
+            best = np.where(between, np.minimum(best, slow + share * (fast - slow)), best)
+    return best
+
+
+def against_dial(model: Model, chosen: list[Json], draws: int = 2000) -> Estimate:
+    """Time of the dial at the accuracy of these ways over their own, mean over seeds; the middle 95 % where sequences and
+    seeds are drawn again. Times are medians and stay as they are."""
+    dial = model.family("dial")
+    columns = [model.lost(way) for way in (*dial, *chosen)]
+    totals = np.column_stack((*columns, model.targets))
+    times, own = (np.array([model.time(way) for way in ways]) for ways in (dial, chosen))
+
+    def ratio(sums: Array) -> Array:
+        shares = sums[..., :-1] / sums[..., -1:]
+        dials, ours = shares[..., None, : len(dial)], shares[..., len(dial) :]
+        found: Array = dial_time(ours, np.broadcast_to(dials, (*ours.shape, len(dial))), times) / own
+        return found
+
+    drawn = ratio(resampled_sums(totals, draws, seed=0))
+    which = np.random.default_rng(len(chosen)).integers(0, len(chosen), drawn.shape)
+    means = np.take_along_axis(drawn, which, axis=1).mean(axis=1)
+    return Estimate(float(ratio(totals.sum(axis=0)).mean()), *middle(means, len(totals)))
+
+
+# What follows ------------------------------------------------------------------------------------------------------------
+
+
+def told(model: Model, family: str) -> Row:
+    """One kind of stopping early with its chosen setting, of a unit one for each seed."""
+    chosen = [model.chosen(family, seed) for seed in (model.seeds if family == "learned" else [None])]
+    by_turn = np.concatenate([model.turns(model.ways[0]) / model.turns(way) for way in chosen])
+    row: Row = {
+        "chosen": [way["name"] for way in chosen],
+        "speed": float(np.mean([model.speed_of(way) for way in chosen])),
+        "speed_by_seed": [model.speed_of(way) for way in chosen],
+        "speed_by_turn": [float(by_turn.min()), float(by_turn.max())],
+        "ideal_speed": float(np.mean([1 / way["flops_share"] for way in chosen])),
+        "points_lost": seeds_and_sequences(np.array([model.lost(way) for way in chosen]), model.targets).as_json(),
+        "accuracy_of_timed_sample": float(np.mean([model.speed["ways"][way["name"]]["right"] for way in chosen])),
+        "steps": float(np.mean([way["steps"] for way in chosen])),
+        "steps_of_masked": float(np.mean([way["steps_of_masked"] for way in chosen])),
+    }
+    if family != "dial":
+        row["against_dial"] = against_dial(model, chosen).as_json()
+    if family not in FIXED:
+        dealt, lost = (np.array([model.lost(way, key) for way in chosen]) for key in ("lost_at_random", "lost"))
+        row["random_points_lost"] = seeds_and_sequences(dealt, model.targets).as_json()
+        row["ahead_of_random"] = seeds_and_sequences(dealt - lost, model.targets).as_json()
+    return row
+
+
+def metrics_of(model: Model) -> Row:
+    found: Row = {"accuracy": model.accuracy, "targets": int(model.targets.sum()), "unit_seeds": model.seeds}
+    found["ways"] = {family: told(model, family) for family in LOOKS}
+    halting = found["ways"]["learned"]
+    enough = len(model.seeds) >= LEAST_SEEDS
+    outcome = verdict(Estimate.from_json(halting["against_dial"]), 1 + FASTER) if enough else UNDECIDED
+    found["verdict"] = OUTCOMES[outcome]
+    found["aim_reached"] = halting["speed"] >= AIM and halting["points_lost"]["value"] <= LOSE
+    analysis = model.folder / "analysis" / "halting.json"
+    if analysis.exists():
+        found["oracle"] = bound_of(read_json(analysis))
+        ideal = found["oracle"]["ideal_speedup"]["value"]
+        found["share_of_oracle"] = {"ideal": halting["ideal_speed"] / ideal, "measured": halting["speed"] / ideal}
+    return found
+
+
+def ratios_of(found: dict[str, Row]) -> dict[str, float]:
+    """Of the model that does worse, by the names that every benchmark has; and of each."""
+    named = {
+        model: {
+            "halting_speedup": row["ways"]["learned"]["speed"],
+            "halting_vs_dial": row["ways"]["learned"]["against_dial"]["value"],
+            "halting_points_lost": 100 * row["ways"]["learned"]["points_lost"]["value"],
+        }
+        for model, row in found.items()
+    }
+    worst = {key: (max if "lost" in key else min)(one[key] for one in named.values()) for key in next(iter(named.values()))}
+    return worst | {f"{model}_{key}": value for model, one in named.items() for key, value in one.items()}
+
+
+def table(found: dict[str, dict[str, Row]]) -> str:
+    lines = [
+        "| machine | model, accuracy | stopping early by | speed (by seed) | points lost (95 %) "
+        "| × the dial at equal accuracy (95 %) | ideal speed | at random, points lost | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for slug, models in found.items():
+        for name, row in models.items():
+            for family, way in row["ways"].items():
+                speeds = way["speed_by_seed"]
+                by_seed = f" ({', '.join(written(one, 2) for one in speeds)})" if len(speeds) > 1 else ""
+                cells = [
+                    slug,
+                    f"{NAMES.get(name, name)}, {per_cent(row['accuracy'])}",
+                    LOOKS[family][2],
+                    f"{written(way['speed'], 2)}×{by_seed}",
+                    estimate(way["points_lost"], 2, scale=100),
+                    estimate(way["against_dial"], 2) if "against_dial" in way else "",
+                    f"{written(way['ideal_speed'], 2)}×",
+                    estimate(way["random_points_lost"], 2, scale=100) if "random_points_lost" in way else "",
+                    row["verdict"] if family == "learned" else "",
+                ]
+                lines.append("| " + " | ".join(cells) + " |")
+            if "oracle" in row:
+                ideal = row["oracle"]["ideal_speedup"]
+                cells = [slug, NAMES.get(name, name), "the oracle", "", "0", "", f"{estimate(ideal, 2)}", "", ""]
+                lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+@styled
+def accuracy_against_speed(machines: dict[str, dict[str, Model]], found: dict[str, dict[str, Row]]) -> Figure:
+    rows, columns = len(machines), max(map(len, machines.values()))
+    figure = Figure(figsize=(WIDTH, 1.1 + 3.0 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False)
+    handles: dict[str, Any] = {}
+    for across, (slug, models) in zip(panels, machines.items(), strict=True):
+        for axes, (name, model) in zip(across, models.items(), strict=False):
+            panel(axes, model, found[slug][name])
+            axes.set_title(f"{NAMES.get(name, name)}, {slug}")
+            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        for axes in across[len(models) :]:
+            axes.set_visible(False)
+    order = [said for said in (*(said for _, _, said in LOOKS.values()), RANDOM, ORACLE) if said in handles]
+    figure.legend([handles[said] for said in order], order, loc="outside upper center", ncols=2)
+    return figure
+
+
+def panel(axes: Any, model: Model, row: Row) -> None:
+    """Large marks are the settings that were chosen, with whiskers of what they lose; small ones all others. What loses more
+    than two points is out of sight."""
+    whole = row["accuracy"]
+
+    def accuracy_of(lost: Json) -> Json:
+        value, (low, high) = lost["value"], lost["interval"]
+        return {"value": whole - value, "interval": [None if end is None else whole - end for end in (high, low)]}
+
+    for family, (colour, marker, said) in LOOKS.items():
+        ways = sorted([model.ways[0], *model.family(family)][family == "dial" :], key=model.speed_of)
+        x = [model.speed_of(way) for way in ways]
+        y = [whole - model.lost(way).sum() / model.targets.sum() for way in ways]
+        axes.plot(x, y, color=colour, marker=marker, ms=2.5, alpha=0.6, lw=1.2 if family == "dial" else 0)
+        way = row["ways"][family]
+        line(axes, [way["speed"]], [accuracy_of(way["points_lost"])], colour, marker=marker, ms=6, label=said, ls="")
+        if family in FIXED:
+            for at, height, one in zip(x, y, ways, strict=True):
+                halt = one["changes"]["halt"]
+                text = str(one["changes"]["num_steps"]) + (f"/{halt['min_steps']}" if halt else "")
+                if family == "dial" or halt:
+                    where = {"textcoords": "offset points", "annotation_clip": True}
+                    above = 5 if family == "dial" else -12
+                    axes.annotate(text, (at, height), (3, above), fontsize=SMALL, color=colour, **where)
+    halting = row["ways"]["learned"]
+    if "random_points_lost" in halting:
+        lost = accuracy_of(halting["random_points_lost"])
+        line(axes, [halting["speed"]], [lost], CONTROL, marker="X", ms=6, label=RANDOM, ls="")
+    if "oracle" in row:
+        ideal = row["oracle"]["ideal_speedup"]["value"]
+        axes.plot([ideal], [whole], "*", color=ORANGE, mfc="white", ms=11, label=ORACLE)
+    axes.axvline(AIM, color=CONTROL, lw=0.8, ls=":")
+    axes.axhline(whole - LOSE, color=CONTROL, lw=0.8, ls=":")
+    axes.set(xscale="log", xlabel="measured speed, all steps = 1×", ylabel="accuracy (%)")
+    axes.set_ylim(whole - SHOWN, whole + SHOWN / 3)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}×" if round(value, 1) in (2, 3, 5) else "")
+    per_cent_axis(axes)
+
+
+def answer(found: dict[str, dict[str, Row]]) -> str:
+    said = []
+    for slug, models in found.items():
+        for name, row in models.items():
+            way = row["ways"]["learned"]
+            near = f", {per_cent(row['share_of_oracle']['ideal'], 0)} of the oracle's ideal speed" if "oracle" in row else ""
+            said.append(
+                f"{NAMES.get(name, name)} on {slug}: {written(way['speed'], 2)} times the speed of all steps at "
+                f"{estimate(way['points_lost'], 2, scale=100)} points lost, {estimate(way['against_dial'], 2)} times the dial "
+                f"at equal accuracy ({row['verdict']}; the aim of {AIM} is {'' if row['aim_reached'] else 'not '}reached){near}"
+            )
+    return "Tokens that halt by a learned unit: " + "; ".join(said) + "."
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        copy_in(Path(sys.argv[1]))
+    machines = models_in(MEASURED)
+    if not machines:
+        raise UserError(f"{MEASURED} has nothing that was measured")
+    found = {slug: {name: metrics_of(model) for name, model in models.items()} for slug, models in machines.items()}
+    command = "results/halting/real_text/run.sh gpu TOKENS WIKITEXT RUNS; … cpu RUNS; python …/collect.py RUNS"
+    first = next(iter(next(iter(machines.values())).values()))
+    about = read_json(first.folder / "ways.json")
+    write_json(
+        HERE / "result.json",
+        {
+            "question": "On real text, does halting tokens save more time than fewer steps for everyone, at equal accuracy?",
+            "protocol": "README.md beside, written before the run: settings chosen on the tail, told on WikiText-103 valid "
+            f"({about['texts'][TEXT]['targets']:,} targets, {about['mask_draws']} draws of masks); intervals over seeds of the "
+            "unit and sequences; speeds are of prediction from tokens to tokens, all ways in turns, each in its best batches",
+            "seeds": first.seeds,
+            "hardware": {slug: next(iter(models.values())).speed["hardware"] for slug, models in machines.items()},
+            "ratios": {slug: ratios_of(one) for slug, one in found.items()},
+            "metrics": found,
+            "answer": answer(found),
+            "command": command,
+        },
+    )
+    for slug, models in machines.items():
+        speed = next(iter(models.values())).speed
+        known = {key: speed[key] for key in ("hardware", "versions", "git", "source_sha256")}
+        rows = [{"model": name, **row} for name, row in found[slug].items()]
+        write_json(BENCHMARKS / f"halting-real-text-{slug}.json", known | {"rows": rows, "ratios": ratios_of(found[slug])})
+    save(png(accuracy_against_speed(machines, found)), HERE / "figures" / "accuracy_against_speed.png")
+    write_between(HERE / "README.md", "table", f"{table(found)}\n\n{CAPTION}")
+    print(table(found), answer(found), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""Every way of stopping early, of one trained model: who is right, and how fast it is. In two parts:
+
+python results/halting/real_text/measure.py ways RUN HOME      # accuracy on both texts, with units fitted on training text
+python results/halting/real_text/measure.py speed MODEL HOME   # speed on this machine, of the sequences that `ways` left there
+
+RUN is a finished run whose config evaluates on `wikitext_tokens`; MODEL the same weights in any folder. The ways are those that
+`pnn calibrate` tries: fewer steps for everyone (dial), fewer for tokens that are not masked (two dials), halting by the size of
+the change, by confidence, and by a learned unit, one for each seed and cost. Thresholds come from the run's held-out tail. Ways
+that lose more than two points there are left out of the rest.
+
+HOME gets ways.json, by_sequence.json (what is lost against all steps in each sequence of WikiText), units.safetensors and
+sample.safetensors, from which `speed` needs nothing but the weights; and speed-<hardware>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pnn import runs
+from pnn.analysis.halting_bound import Rows, at_random
+from pnn.analysis.trace import Batch as TraceBatch
+from pnn.analysis.trace import Text
+from pnn.bench.timing import hardware_slug, machine
+from pnn.data.batches import pack, special_tokens
+from pnn.data.corpora import open_source
+from pnn.data.run_tokens import held_out
+from pnn.data.shards import prepare, prepare_source
+from pnn.errors import UserError
+from pnn.evaluation.choosing import Batch, Setting, halting_settings, in_force, predictions, settings, steps_taken
+from pnn.files import write_json, write_text
+from pnn.models.flops import halting_flops
+from pnn.models.loading import LoadedRun, load_run
+from pnn.progress import say, track
+from pnn.studies.analyses.halting import SAMPLE as ORACLE_SEQUENCES
+from pnn.training.halting import fit_halting, masked_batches
+from pnn.turns import take_turns
+
+TEXT = "wikitext_tokens"
+FAMILIES = {None: "dial", "context": "two_dials"}  # of a setting's criterion; others are named after it
+FIXED = ("dial", "two_dials")  # who takes how many steps is known before the pass
+COSTS = (0.003, 0.01, 0.03)  # of a step, for units
+UPDATES = 60  # that fit a unit
+TOO_MUCH = 0.02  # lost on the tail: such a way is not measured further
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    family: str
+    changes: dict[str, Any]  # of the model's config
+    unit: str | None = None
+    seed: int | None = None
+    cost: float | None = None
+
+    @staticmethod
+    def of(setting: Setting, unit: str | None = None, **more: Any) -> Way:
+        criterion = (setting.changes["halt"] or {}).get("criterion")
+        name = setting.said if unit is None else f"{unit}, {setting.said}"
+        return Way(name, FAMILIES.get(criterion, criterion), setting.changes, unit, **more)
+
+
+class Halting:
+    """A model whose units can be exchanged."""
+
+    def __init__(self, loaded: LoadedRun, units: dict[str, dict[str, Tensor]] | None = None):
+        self.model, self.precision = loaded.model.eval(), loaded.precision
+        device = self.model.device  # nothing is sent there in a pass that is timed
+        self.units = {unit: {key: x.to(device) for key, x in one.items()} for unit, one in (units or {}).items()}
+        if units:  # before a pass is recorded: the unit is one of the model's weights
+            encoder: Any = self.model.base_model
+            encoder.set_halt({"criterion": "learned", "threshold": 0.5})
+
+    def computing(self) -> torch.autocast:
+        """Weights are cast in every pass, as recorded ones do: nobody is faster because another pass has cast them before."""
+        enabled = self.precision != torch.float32
+        return torch.autocast(self.model.device.type, self.precision, enabled=enabled, cache_enabled=False)
+
+    def take(self, way: Way) -> Any:
+        """A context in which the model computes this way."""
+        if way.unit is not None:
+            encoder: Any = self.model.base_model
+            encoder.criterion.load_state_dict(self.units[way.unit])
+        return in_force(self.model, Setting(way.changes, way.name))
+
+
+def asked(batch: TraceBatch) -> Batch:
+    positions = batch.masked.positions
+    hidden = replace(batch.packed, input_ids=batch.masked.input_ids)
+    return Batch(hidden, positions, batch.masked.labels, batch.sequence[positions].numpy())
+
+
+# Ways -------------------------------------------------------------------------------------------------------------------
+
+
+def measure_ways(run: Path, home: Path, seeds: int, batch_tokens: int, fit_tokens: int, kept_tokens: int) -> None:
+    loaded, config = load_run(run), runs.read_config(run)
+    subject, special = Halting(loaded), special_tokens(loaded.tokenizer)
+    model, evaluation = subject.model, config.evaluation
+
+    def text(tokens: Any, sequences: Any, draw: int = 0) -> Text:
+        masks = (special, config.data.mask_probability, evaluation.mask_seed + draw)
+        return Text(tokens, sequences, *masks, batch_tokens)
+
+    tail = list(text(*held_out(run, config.data, loaded.tokenizer, track)).batches())
+    if TEXT not in evaluation.sets:
+        raise UserError(f"{run}: its config has no evaluation.sets.{TEXT}, the text to measure on")
+    chosen = evaluation.sets[TEXT]
+    treatment = replace(config.data, undo_wikitext_marks=chosen.undo_wikitext_marks)
+    other = prepare_source(open_source(chosen.source, treatment, "validation"), loaded.tokenizer, treatment, track)
+    draws = [list(text(other, np.arange(len(other)), draw).batches()) for draw in range(evaluation.mask_draws)]
+    every = [batch for draw in draws for batch in draw]
+
+    with subject.computing():
+        ways, fits = all_ways(subject, config, tail, seeds, fit_tokens)
+        say(f"{len(ways)} ways")
+        with torch.no_grad():
+            on_tail = {way.name: right(subject, way, tail) for way in ways}
+            whole = on_tail[ways[0].name]
+            targets = targets_of(tail).sum()
+            lost = {name: float((whole - hits).sum() / targets) for name, hits in on_tail.items()}
+            ways = [way for way in ways if way.family in FIXED or lost[way.name] <= TOO_MUCH]
+            say(f"{len(ways)} of them are measured on {TEXT}")
+            rows = [Rows.of(model, batch) for batch in every]
+            hits, random, spent = {}, {}, {}
+            for way in ways:
+                hits[way.name] = right(subject, way, every)
+                steps, spent[way.name] = taken(subject, way, draws[0])
+                if way.family not in FIXED:
+                    random[way.name] = right_at_random(rows, steps, draws[0], len(whole_of(every)))
+    every_right, flops = hits[ways[0].name], spent[ways[0].name]["flops"]
+    described = [
+        asdict(way)
+        | {"lost_on_tail": lost[way.name], "accuracy": float(hits[way.name].sum() / targets_of(every).sum())}
+        | spent[way.name]
+        | {"flops_share": spent[way.name]["flops"] / flops}
+        for way in ways
+    ]
+    home.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {f"{unit}/{key}": x.cpu() for unit, one in subject.units.items() for key, x in one.items()}, home / "units.safetensors"
+    )
+    kept = {"tail": tail, TEXT: draws[0]}
+    save_file(
+        {f"{name}/{key}": x for name, part in kept.items() for key, x in first(part, kept_tokens).items()},
+        home / "sample.safetensors",
+    )
+    by_sequence = {
+        "targets": targets_of(every).tolist(),
+        "right": every_right.tolist(),
+        "lost": {name: (every_right - one).tolist() for name, one in hits.items()},
+        "lost_at_random": {name: (every_right - one).tolist() for name, one in random.items()},
+    }
+    write_text(home / "by_sequence.json", json.dumps(by_sequence, separators=(",", ":")) + "\n")
+    texts = {
+        name: {"source": one, "sequences": len(whole_of(part)), "targets": int(targets_of(part).sum())}
+        for name, one, part in (("tail", config.data.validation, tail), (TEXT, other.manifest["name"], every))
+    }
+    known = {"parameters": sum(p.numel() for p in model.parameters()), "texts": texts, "mask_draws": evaluation.mask_draws}
+    write_json(home / "ways.json", {"run": config.name} | known | {"units": fits, "ways": described} | machine())
+
+
+def all_ways(
+    subject: Halting, config: Any, tail: list[TraceBatch], seeds: int, fit_tokens: int
+) -> tuple[list[Way], list[dict[str, Any]]]:
+    """Those that need no unit, then a unit's, one for each seed and cost, and how the fits went. The unit learns on training
+    text; thresholds are chosen on the first batch of the tail."""
+    model, sample, fits = subject.model, [asked(tail[0])], []
+    ways = [Way.of(setting) for setting in (*settings(model.config), *halting_settings(model, sample))]
+    text = prepare(config.data, track)
+    for seed in range(seeds):
+        for cost in COSTS:
+            batches = masked_batches(
+                text.train, text.train_sequences, updates=UPDATES, batch_tokens=fit_tokens, seed=seed, device=model.device
+            )
+            fit, unit = fit_halting(model, batches, cost=cost, seed=seed), f"unit {seed}, cost {cost:g}"
+            encoder: Any = model.base_model
+            subject.units[unit] = {key: x.clone() for key, x in encoder.criterion.state_dict().items()}
+            found = [Way.of(setting, unit, seed=seed, cost=cost) for setting in halting_settings(model, sample)]
+            ways += [way for way in found if way.family == "learned"]
+            fits.append({"unit": unit, "steps_before": fit.steps[0], "steps_after": fit.steps[-1]})
+    return ways, fits
+
+
+def right(subject: Halting, way: Way, batches: list[TraceBatch]) -> Counts:
+    """Right predictions of each sequence. Nothing waits for the device before the last batch."""
+    with subject.take(way):
+        found = [predictions(subject.model, asked(batch)) for batch in batches]
+    labels = torch.cat([batch.masked.labels for batch in batches])
+    return per_sequence(batches, (torch.cat(found).cpu() == labels).numpy())
+
+
+def per_sequence(batches: list[TraceBatch], each: NDArray[Any]) -> Counts:
+    sequence = np.concatenate([asked(batch).sequence for batch in batches])
+    return np.bincount(sequence, each, len(whole_of(batches))).astype(np.int64)
+
+
+def whole_of(batches: list[TraceBatch]) -> NDArray[np.int64]:
+    """The sequences of these batches, each once."""
+    return np.unique(np.concatenate([batch.indices.numpy() for batch in batches]))
+
+
+def targets_of(batches: list[TraceBatch]) -> Counts:
+    return per_sequence(batches, np.ones(sum(len(batch.masked.labels) for batch in batches)))
+
+
+def taken(subject: Halting, way: Way, batches: list[TraceBatch]) -> tuple[list[Counts], dict[str, float]]:
+    """How many steps each token takes, batch by batch; their means; and FLOPs, of the sequences that the oracle reads."""
+    with subject.take(way):
+        steps = [steps_taken(subject.model, asked(batch)) for batch in batches]
+    flops, config = 0.0, subject.model.config
+    for batch, one in zip(batches, steps, strict=True):
+        borders = batch.packed.cu_seqlens.tolist()
+        targets = np.bincount(np.searchsorted(borders, batch.masked.positions.numpy(), "right") - 1, minlength=len(borders) - 1)
+        for number, (start, stop) in enumerate(pairwise(borders)):
+            if batch.indices[number] < ORACLE_SEQUENCES:
+                flops += halting_flops(config, one[start:stop], int(targets[number]))
+    masked = [one[batch.masked.positions.numpy()] for batch, one in zip(batches, steps, strict=True)]
+    means = {"steps": float(np.concatenate(steps).mean()), "steps_of_masked": float(np.concatenate(masked).mean())}
+    return steps, means | {"flops": flops}
+
+
+def right_at_random(rows: list[Rows], steps: list[Counts], batches: list[TraceBatch], sequences: int) -> Counts:
+    """Right predictions where the same steps are dealt out at random, those of masked tokens among masked tokens."""
+    masked = [np.isin(np.arange(len(one)), batch.masked.positions.numpy()) for one, batch in zip(steps, batches, strict=True)]
+    every, at = torch.from_numpy(np.concatenate(steps)), torch.from_numpy(np.concatenate(masked))
+    pools, found = {"targets": every[at], "context": every[~at]}, np.zeros(sequences)
+    for one in rows:
+        hits = one.predictions(one.states(at_random(one, pools))[-1]) == one.labels
+        found += np.bincount(one.sequence[one.row_of_target.cpu().numpy()], hits.cpu().numpy(), sequences)
+    return found.astype(np.int64)
+
+
+def first(batches: list[TraceBatch], tokens: int) -> dict[str, Tensor]:
+    """The first sequences of so many tokens, with their masks, end to end."""
+    ids, labels = (torch.cat(parts) for parts in zip(*((b.masked.input_ids, b.packed.input_ids) for b in batches), strict=True))
+    lengths = torch.cat([batch.packed.cu_seqlens.diff() for batch in batches]).long()
+    count = max(1, int((lengths.cumsum(0) <= tokens).sum()))
+    end, starts = int(lengths[:count].sum()), np.cumsum([0, *(len(batch.packed.input_ids) for batch in batches)])
+    positions = torch.cat([batch.masked.positions + int(start) for batch, start in zip(batches, starts, strict=False)])
+    positions = positions[positions < end]
+    return {"ids": ids[:end].clone(), "lengths": lengths[:count].clone(), "positions": positions, "labels": labels[positions]}
+
+
+# Speed ------------------------------------------------------------------------------------------------------------------
+
+
+def measure_speed(model: Path, home: Path, sizes: list[int], tokens: int, seconds: float, threads: int) -> None:
+    if not torch.cuda.is_available():
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+        torch.set_num_threads(threads)
+    units: dict[str, dict[str, Tensor]] = {}
+    for key, x in load_file(home / "units.safetensors").items():
+        unit, _, name = key.rpartition("/")
+        units.setdefault(unit, {})[name] = x
+    subject = Halting(load_run(model), units)
+    known = [field.name for field in fields(Way)]
+    ways = [Way(**{key: one[key] for key in known}) for one in runs.read_json(home / "ways.json")["ways"]]
+    sample = load_file(home / "sample.safetensors")
+    batches = {(text, size): list(packed(sample, text, tokens, size)) for text in ("tail", TEXT) for size in sizes}
+
+    def run(way: Way, some: list[Batch]) -> list[Tensor]:
+        with subject.take(way):
+            return [predictions(subject.model, batch) for batch in some]
+
+    turns = {(way.name, *which): (way, some) for way in ways for which, some in batches.items()}
+    said = {name: "|".join(map(str, name)) for name in turns}
+    on_gpu = subject.model.device.type == "cuda"
+    with subject.computing(), torch.no_grad():
+        times = take_turns(
+            {said[name]: lambda one=one: run(*one) for name, one in turns.items()},
+            subject.model.device,
+            seconds,
+            warm_up=3 if on_gpu else 1,  # a pass is recorded when it comes a second time
+        )
+        share_right = {way.name: right_share(run(way, batches[TEXT, sizes[0]]), batches[TEXT, sizes[0]]) for way in ways}
+    rows = {}
+    for way in ways:
+        found: dict[str, dict[str, list[float]]] = {"tail": {}, TEXT: {}}
+        for (text, size), some in batches.items():
+            tokens_there = sum(len(batch.packed.input_ids) for batch in some)
+            found[text][str(size)] = [1e6 * one / tokens_there for one in times[said[way.name, text, size]]]
+        rows[way.name] = {"microseconds_per_token": found, "right": share_right[way.name]}
+    precision = str(subject.precision).removeprefix("torch.")
+    about = machine()
+    what = {"tokens": tokens, "batch_tokens": sizes, "precision": precision, "threads": None if on_gpu else threads}
+    write_json(home / f"speed-{slug(about['hardware'], threads)}.json", what | {"ways": rows} | about)
+
+
+def slug(hardware: dict[str, Any], threads: int) -> str:
+    return hardware_slug(hardware | {"cores": threads})
+
+
+def packed(sample: dict[str, Tensor], text: str, tokens: int, size: int) -> Iterator[Batch]:
+    """The first sequences, so many tokens in batches of `size`; none that is only filled in part, which would be slower."""
+    ids, lengths, positions, labels = (sample[f"{text}/{key}"] for key in ("ids", "lengths", "positions", "labels"))
+    ends = lengths.cumsum(0)
+    start = 0
+    for _ in range(max(1, tokens // size)):
+        if start == len(ends):
+            raise UserError(f"{text} has too few tokens for {tokens // size} batches of {size:,}: fewer --tokens")
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int((ends <= before + size).sum()))
+        end = int(ends[stop - 1])
+        here = (positions >= before) & (positions < end)
+        batch = pack(ids[before:end].numpy(), lengths[start:stop].numpy(), np.arange(start, stop))
+        at = positions[here] - before
+        of_token = np.repeat(np.arange(start, stop), lengths[start:stop].numpy())
+        yield Batch(batch, at, labels[here], of_token[at.numpy()])
+        start = stop
+
+
+def right_share(found: list[Tensor], batches: list[Batch]) -> float:
+    """Of the targets that were timed: beside another machine's share, a check that both compute the same."""
+    labels = torch.cat([batch.labels for batch in batches])
+    return float((torch.cat(found).cpu() == labels).float().mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    ways, speed = parts.add_parser("ways"), parts.add_parser("speed")
+    for one in (ways, speed):
+        one.add_argument("run", type=Path)
+        one.add_argument("home", type=Path)
+    ways.add_argument("--seeds", type=int, default=3, help="of units")
+    ways.add_argument("--batch-tokens", type=int, default=65536)
+    ways.add_argument("--fit-tokens", type=int, default=8192, help="of an update that fits a unit")
+    ways.add_argument("--kept-tokens", type=int, default=131072, help="of each text, for `speed`")
+    on_gpu = torch.cuda.is_available()
+    speed.add_argument("--batch-tokens", type=int, nargs="+", default=[16384, 65536] if on_gpu else [2048])
+    speed.add_argument("--tokens", type=int, default=131072 if on_gpu else 2048, help="of each text, timed in one turn")
+    speed.add_argument("--seconds", type=float, default=30, help="of turns, three at least")
+    speed.add_argument("--threads", type=int, default=2, help="on a CPU")
+    given = vars(parser.parse_args())
+    part, run, home = (given.pop(key) for key in ("part", "run", "home"))
+    if part == "ways":
+        measure_ways(run, home, given["seeds"], given["batch_tokens"], given["fit_tokens"], given["kept_tokens"])
+    else:
+        measure_speed(run, home, given["batch_tokens"], given["tokens"], given["seconds"], given["threads"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# One part of the measurement; stopped, the same command goes on. Usage:
+#   results/halting/real_text/run.sh train TOKENS WIKITEXT RUNS [pnn sweep arguments]   # both models, three epochs
+#   results/halting/real_text/run.sh measure RUNS    # oracle, accuracy and speed of every way to stop early, on this machine
+#   results/halting/real_text/run.sh gpu TOKENS WIKITEXT RUNS [pnn sweep arguments]     # both of these
+#   results/halting/real_text/run.sh pack RUNS       # the weights in bf16, in pieces of 15 MB: RUNS/pieces
+#   results/halting/real_text/run.sh cpu RUNS        # speed on two cores; needs RUNS/home and RUNS/pieces, or the runs themselves
+# TOKENS and WIKITEXT: folders of token shards (../../better_than_bert/README.md). What is to be kept lies in RUNS/home, and as one
+# file in RUNS/home.tar.gz. WAYS and SPEED may hold further arguments of the two parts of measure.py.
+set -euo pipefail
+part=$1
+shift
+here=$(cd "$(dirname "$0")" && pwd)
+models=(pnn_paper pnn_rewrite_one)
+
+train() {
+  local tokens=$1 wikitext=$2 runs=$3
+  shift 3
+  python3 -m pnn sweep "$here/../../better_than_bert/configs/pnn_paper.yaml" "$here/pnn_rewrite_one.yaml" --output "$runs/trained" \
+    --set training.epochs=3 --set data.train="$tokens" --set evaluation.sets.wikitext_tokens.source="$wikitext" "$@"
+}
+
+measure() {
+  local runs=$1 model run home
+  # shellcheck disable=SC2086
+  for model in "${models[@]}"; do
+    run=$runs/trained/$model/seed-0 home=$runs/home/$model
+    mkdir -p "$home"
+    cp "$run"/{config.yaml,environment.json,evaluation.json} "$home"
+    [ -e "$home/ways.json" ] || python3 "$here/measure.py" ways "$run" "$home" ${WAYS:-}
+    compgen -G "$home/speed-nvidia*.json" > /dev/null || python3 "$here/measure.py" speed "$run" "$home" ${SPEED:-}
+    together "$runs"
+  done
+  for model in "${models[@]}"; do # last, because it may take longest and changes no other number
+    run=$runs/trained/$model/seed-0 home=$runs/home/$model
+    [ -e "$home/analysis/halting.json" ] || python3 -m pnn analyze halting "$run" --data "$(wikitext_of "$run")" --batch-tokens 65536 --output "$home"
+    together "$runs"
+  done
+}
+
+wikitext_of() { python3 -c 'import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["evaluation"]["sets"]["wikitext_tokens"]["source"])' "$1/config.yaml"; }
+together() { tar -C "$1" -czf "$1/home.tar.gz.new" home && mv "$1/home.tar.gz.new" "$1/home.tar.gz"; }
+
+pack() {
+  local runs=$1 model
+  mkdir -p "$runs/pieces"
+  for model in "${models[@]}"; do
+    weights "$runs" "$model"
+    tar -C "$runs/weights" -c "$model" | split -b 15000000 -d - "$runs/pieces/$model."
+  done
+}
+
+weights() { # RUNS/weights/MODEL, from the run or from its pieces
+  local runs=$1 model=$2
+  [ -e "$runs/weights/$model/config.json" ] && return
+  mkdir -p "$runs/weights"
+  if [ -d "$runs/trained/$model/seed-0" ]; then
+    python3 -m pnn export "$runs/trained/$model/seed-0" --bf16 --no-remote-code --output "$runs/weights/$model"
+  else
+    cat "$runs/pieces/$model."* | tar -C "$runs/weights" -x
+  fi
+}
+
+cpu() {
+  local runs=$1 model
+  [ -d "$runs/home" ] || tar -C "$runs" -xzf "$runs/home.tar.gz"
+  # shellcheck disable=SC2086
+  for model in "${models[@]}"; do
+    weights "$runs" "$model"
+    [ -e "$runs/home/$model/speed-cpu-2-cores.json" ] ||
+      CUDA_VISIBLE_DEVICES="" python3 "$here/measure.py" speed "$runs/weights/$model" "$runs/home/$model" ${SPEED:-}
+  done
+}
+
+case $part in
+  train | measure | pack | cpu) "$part" "$@" ;;
+  gpu) train "$@" && measure "$3" ;;
+  *) echo "no part $part: train, measure, gpu, pack or cpu" >&2; exit 2 ;;
+esac
