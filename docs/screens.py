@@ -46,17 +46,26 @@ def runs(page: Page) -> None:
 TABS: dict[str, Any] = {"refine": refine, "rewrite": rewrite, "reorganise": reorganise, "runs": runs}
 
 
-def main() -> None:
-    server, listening = make_server(sys.argv[1:]), socket.create_server(("127.0.0.1", 0))
+def only_refined(page: Page) -> None:
+    page.locator(".refining").first.wait_for()
+
+
+def serve(models: list[str]) -> str:
+    server, listening = make_server(models), socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
-    address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    return f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def main() -> None:
+    address, box = serve(sys.argv[1:]), serve(["models/pnn-base"])
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        laptop, phone = {"width": 1366, "height": 1120}, {"width": 390, "height": 1340}
-        wanted = [(name, do, laptop, "light") for name, do in TABS.items()] + [("refine_phone", refine, phone, "dark")]
-        for name, do, size, scheme in wanted:
+        laptop, phone, low = ({"width": w, "height": h} for w, h in ((1366, 1120), (390, 1340), (1366, 920)))
+        wanted = [(address, name, do, laptop, "light") for name, do in TABS.items()]
+        wanted += [(address, "refine_phone", refine, phone, "dark"), (box, "refine_box", only_refined, low, "light")]
+        for place, name, do, size, scheme in wanted:
             page = browser.new_page(viewport=size, color_scheme=scheme)
-            page.goto(address)
+            page.goto(place)
             page.get_by_role("tab", name=name.split("_")[0].capitalize()).click()
             do(page)
             page.wait_for_timeout(500)

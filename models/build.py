@@ -19,7 +19,7 @@ from pathlib import Path
 from pnn.errors import UserError
 from pnn.export.run import export_run
 from pnn.files import is_taken, write_text
-from pnn.numbers import per_cent, written
+from pnn.numbers import interval, per_cent, written
 from pnn.runs import check_commit, find_checkpoint, read_json, run_of
 
 HERE = Path(__file__).parent
@@ -76,6 +76,9 @@ def compared(results: Path) -> str:
         lines += [f"The comparison behind it: {result['question']} {result['answer']}", ""]
         if "box_wikitext_valid" in metrics:
             lines.append(f"- This model on WikiText-103 valid: {per_cent(metrics['box_wikitext_valid'])}.")
+        if (rounded := metrics.get("box_rounded")) is not None:
+            reached = f"{per_cent(rounded['value'])} ({interval(rounded['interval'])})"
+            lines.append(f"- As it is here, rounded to bf16, with {rounded['mask_draws']} draw(s) of masks: {reached}.")
         for key, other in (("points_ahead_of_bert12", "BERT with 12 layers"), ("points_ahead_of_bert4", "BERT with 4")):
             if key in metrics:
                 mean, low, high = (written(metrics[key][end], 2, plus=True) for end in ("mean", "low", "high"))

@@ -235,11 +235,14 @@ def test_the_box_and_no_path_of_the_machine(collect, put, tmp_path):
     run = put("a5", "pnn_rewrite", 0)
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("train: synthetic", "train: /home/me/tokens"))
     edit(run / "evaluation.json", lambda found: found | {"source": "/home/me/text/part-0*.txt.xz"})
-    (tmp_path / "runs" / "box.json").write_text(json.dumps({"sets": {"wiki.valid.tokens": {"accuracy": 0.512}}}))
+    printed = {"accuracy": 0.512, "accuracy_interval": [0.5, 0.52], "mask_draws": 1}
+    (tmp_path / "runs" / "box.json").write_text(json.dumps({"sets": {"wiki.valid.tokens": printed}}))
     found = result(collect)
-    assert found["metrics"]["box_wikitext_valid"] == 0.512
-    assert "51.2 %" in found["answer"]
-    put("box", "pnn_rewrite", 0, points=15)  # by the protocol, with all draws of masks
+    assert found["metrics"]["box_rounded"] == {"value": 0.512, "interval": [0.5, 0.52], "mask_draws": 1}
+    assert "box_wikitext_valid" not in found["metrics"]
+    put("b1", "pnn_rewrite", 0, points=12)  # by the protocol, with all draws of masks
+    assert "52.0 %" in result(collect)["answer"]
+    put("box", "pnn_rewrite", 0, points=15)  # trained longer
     assert result(collect)["metrics"]["box_wikitext_valid"] == pytest.approx(0.55)
     kept = "".join(path.read_text() for path in collect.MEASURED.rglob("*") if path.is_file())
     assert "train: TOKENS" in kept

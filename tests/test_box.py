@@ -49,6 +49,7 @@ def test_the_card_has_every_number_from_a_file(run, tmp_path):
         "points_ahead_of_bert12": {"mean": 1.234, "low": -0.5, "high": 3.0},
         "points_ahead_of_bert4": {"mean": 0.21, "low": 0.1, "high": 0.3},
         "box_wikitext_valid": 0.51234,
+        "box_rounded": {"value": 0.511, "interval": [0.5, 0.52], "mask_draws": 1},
     }
     (results / "result.json").write_text(json.dumps({"question": "Is it so?", "answer": "It is.", "metrics": metrics}))
     (results / "prompts_answers.json").write_text(json.dumps({"right": {"pnn": 14, "bert": 13}, "prompts": [{}] * 20}))
@@ -62,6 +63,7 @@ def test_the_card_has_every_number_from_a_file(run, tmp_path):
         "Measured before the weights were rounded to bf16.",
         "Is it so? It is.",
         "WikiText-103 valid: 51.2 %",
+        "rounded to bf16, with 1 draw(s) of masks: 51.1 % (50.0–52.0)",
         "BERT with 12 layers: +1.23 points (−0.50 to +3.00)",
         "20 prompts that were written before the training: pnn 14, bert 13",
         "commit `cccccccccccc`",

@@ -294,15 +294,20 @@ def differing(runs: list[Run], stage: str) -> list[str]:
     return found
 
 
-def box_of(runs: list[Run], printed: Path) -> float | None:
-    """The accuracy of the model in the box: of the run in the part box, or what `pnn evaluate … --json` printed of it."""
-    run = at_stage(runs, "box").get(OURS, {}).get(0)
+def box_of(runs: list[Run], printed: Path) -> dict[str, Any]:
+    """Metrics of the model in the box, which is the longest run of ours; and what `pnn evaluate … --json` printed of the folder
+    itself, whose weights are rounded to bf16."""
+    found: dict[str, Any] = {}
+    run = next((mine[0] for stage in ("box", "b") if 0 in (mine := at_stage(runs, stage).get(OURS, {}))), None)
     if run is not None:
-        return float(run.evaluation["sets"][TEXT]["accuracy"])
-    return next(iter(read_json(printed)["sets"].values()))["accuracy"] if printed.exists() else None
+        found["box_wikitext_valid"] = float(run.evaluation["sets"][TEXT]["accuracy"])
+    if printed.exists():
+        one = next(iter(read_json(printed)["sets"].values()))
+        found["box_rounded"] = {"value": one["accuracy"], "interval": one["accuracy_interval"], "mask_draws": one["mask_draws"]}
+    return found
 
 
-def metrics_of(runs: list[Run], speeds: dict[str, dict[str, float]], box: float | None) -> dict[str, Any]:
+def metrics_of(runs: list[Run], speeds: dict[str, dict[str, float]], box: dict[str, Any]) -> dict[str, Any]:
     three, ten = at_stage(runs, "a"), at_stage(runs, "b")
     metrics: dict[str, Any] = {}
     for rival, key in RIVALS.items():
@@ -314,8 +319,7 @@ def metrics_of(runs: list[Run], speeds: dict[str, dict[str, float]], box: float 
     for rival, gap in metrics["points_ahead_at_b"].items():
         level = "held" if gap["mean"] >= -MAY_TRAIL else "lost"
         gap["verdict"] = f"{level}: at most {MAY_TRAIL} points behind was asked for" if rival == "bert12" else "one seed"
-    if box is not None:
-        metrics["box_wikitext_valid"] = box
+    metrics |= box
     metrics["models"] = models_of(runs, speeds)
     models = metrics["models"]
     if OURS in models and "bert12" in models:
