@@ -105,6 +105,15 @@ def _brief_timing():
 
 
 @pytest.fixture
+def small_product(monkeypatch):
+    """What the machine's rate is measured with, where the rate is not looked at."""
+    from pnn.bench.timing import Budget
+
+    monkeypatch.setattr("pnn.bench.timing.CPU_PRODUCT", 64)
+    monkeypatch.setattr("pnn.bench.timing.SUSTAINED", Budget(seconds=0.01, blocks=2, warmup=1))
+
+
+@pytest.fixture
 def undrawn(monkeypatch):
     """Figures are made but not drawn, which takes longest. tests/figures draws each of them."""
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **how: file.write(b"\x89PNG"))

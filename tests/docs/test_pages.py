@@ -43,6 +43,7 @@ OPTIONAL = {"--shots": "lm_eval", "--onnx": "onnx", "peft": "peft"}
 SLOW = {START, "docs/ablations.md", "docs/howto/many_gpus.md", "docs/howto/decoders.md", "docs/howto/your_text.md"}
 CORPUS = ["data.synthetic_paragraphs=300", "data.validation_sequences=30", "training.tensorboard=false"]
 FEW = ["--sequences", "10"]
+SMALL_BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 100}
 TINY = {  # what the tests add to a command
     "quickstart": [word for key in [*CORPUS, "training.max_steps=4"] for word in ("--set", key)],
     "train gpt2_tiny --set": ["--max-steps", "16", *(word for key in CORPUS for word in ("--set", key))],  # ten changes
@@ -192,11 +193,13 @@ def run_page(page: str, folder: Path, start_pnn) -> None:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, forked_jobs):
+def here(tmp_path, monkeypatch, forked_jobs, small_product):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    monkeypatch.setattr("pnn.evaluation.choosing.SECONDS", 0.01)
+    monkeypatch.setattr("pnn.evaluation.choosing.SECONDS", 0.0)
+    monkeypatch.setattr("pnn.evaluation.choosing.TIMED_TOKENS", 256)
+    monkeypatch.setattr("pnn.bench.latency.BERT_BASE", SMALL_BERT)
     for folder in ("launch", "models"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     return tmp_path
@@ -274,6 +277,9 @@ def test_a_page_runs(page, here, quickstart_runs, start_pnn, undrawn):
         assert "confidence" not in analysis_names()
     if page == "docs/howto/many_gpus.md":  # two processes were promised
         assert json.loads((here / "runs/two/environment.json").read_text())["hardware"]["processes"] == 2
+        rows = [json.loads(line) for line in (here / "runs/two/metrics.jsonl").read_text().splitlines()]
+        assert max(row["step"] for row in rows) == 3
+        assert (here / "runs/two/evaluation.json").exists()
 
 
 @pytest.mark.slow

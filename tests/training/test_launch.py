@@ -76,17 +76,17 @@ def abort(nodes) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
-def test_two_launched_processes_train_together(start_pnn, tiny_config, tmp_path, name):
-    """The launchers are forked, the processes that they start are new Pythons."""
+def test_two_nodes_train_together(start_pnn, tiny_config, tmp_path):
+    """The launchers are forked, the processes that they start are new Pythons. (Two processes of one node train in
+    tests/docs/test_pages.py, by launch/one_node.yaml and the command of docs/howto/many_gpus.md.)"""
     config, run = tiny_config(training={"max_steps": 12, "save_every": 6, "evaluate_every": 12}), tmp_path / "run"
-    launch = ["--config_file", LAUNCH / name, "--num_processes", 2]
+    launch = ["--config_file", LAUNCH / "two_nodes.yaml", "--num_processes", 2]
     launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]
     train = ["-m", "pnn", "train", config, "--output", run, "--set", "training.device=cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     nodes = [
         start_pnn(*launch, "--machine_rank", rank, *train, script=Path(accelerate_launch.__file__), env=environment)
-        for rank in range(FILES[name][0])
+        for rank in range(2)
     ]
     deadline = time.monotonic() + 240
     while any(node.poll() is None for node in nodes) and time.monotonic() < deadline:
