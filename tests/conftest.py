@@ -1,5 +1,6 @@
 """What several test files share: tiny runs, and the command line called in this process."""
 
+import gc
 import os
 import shutil
 import sys
@@ -8,11 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+gc.disable()  # until all is imported: there is no garbage in it
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # as the command sets it, too late for this process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; also what makes sums come out in one order
 
-import torch
+import torch  # noqa: E402
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
@@ -33,6 +36,11 @@ TINY = {
         "tensorboard": False,
     },
 }
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what was imported is never looked at again: half of what looking for garbage takes
+    gc.enable()
 
 
 def merged(base: dict, changes: dict) -> dict:
@@ -94,6 +102,15 @@ def _brief_timing():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pnn.plasticity.measure.SECONDS", 0.0)
         yield
+
+
+@pytest.fixture
+def small_product(monkeypatch):
+    """What the machine's rate is measured with, where the rate is not looked at."""
+    from pnn.bench.timing import Budget
+
+    monkeypatch.setattr("pnn.bench.timing.CPU_PRODUCT", 64)
+    monkeypatch.setattr("pnn.bench.timing.SUSTAINED", Budget(seconds=0.01, blocks=2, warmup=1))
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from pnn.errors import UserError
 from pnn.stats import seeds_and_sequences, student
 from pnn.sweep import arms_of, run_sweep
 
+FEW = {"max_steps": 8, "evaluate_every": 8, "save_every": 8, "warmup_steps": 1}
+
 
 def test_the_grid_is_configs_times_values():
     arms = arms_of(["a", "some/b.yaml"], ["training.learning_rate=3e-4,1e-3", "model.gate=none,query_key"])
@@ -56,7 +58,7 @@ def test_intervals_over_seeds_and_sequences_cover_both():
 
 @pytest.mark.slow
 def test_a_sweep_trains_compares_and_goes_on(tiny_config, tmp_path, forked_jobs):
-    config, folder = str(tiny_config("pnn")), tmp_path / "sweep"
+    config, folder = str(tiny_config("pnn", training=FEW)), tmp_path / "sweep"
     over = ["training.learning_rate=1e-3,3e-3"]
     result, _ = run_sweep([config], over, 2, [], folder, at_once=2)
     assert [arm["name"] for arm in result["arms"]] == ["learning_rate=1e-3", "learning_rate=3e-3"]
@@ -80,7 +82,7 @@ def test_a_sweep_trains_compares_and_goes_on(tiny_config, tmp_path, forked_jobs)
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_told_and_left_out(tiny_config, tmp_path, forked_jobs, capfd):
-    config = tiny_config("pnn")
+    config = tiny_config("pnn", training=FEW)
     result, _ = run_sweep([str(config)], ["training.learning_rate=1e-3,1e30"], 1, [], tmp_path / "sweep", at_once=2)
     assert list(result["failed"]) == ["learning_rate=1e30 seed 0"]
     assert "non-finite" in result["failed"]["learning_rate=1e30 seed 0"]
@@ -90,8 +92,9 @@ def test_a_run_that_fails_is_told_and_left_out(tiny_config, tmp_path, forked_job
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_killed_goes_on_to_the_same_numbers(tiny_config, tmp_path, start_pnn, forked_jobs):
-    config = tiny_config("pnn", training={"max_steps": 60, "save_every": 5})
+def test_a_sweep_that_was_killed_goes_on_to_the_same_numbers(tiny_config, tmp_path, start_pnn, pnn_command, forked_jobs):
+    """What is killed started a new Python; what goes on, and what nobody killed, are forked."""
+    config = tiny_config("pnn", training={"max_steps": 40, "save_every": 4})
     words = ["sweep", str(config), "--over", "training.learning_rate=1e-3,2e-3", "--seeds", "1", "--jobs", "1"]
     run_sweep([str(config)], ["training.learning_rate=1e-3,2e-3"], 1, [], tmp_path / "whole", at_once=1)
     process = start_pnn(*words, "--output", str(tmp_path / "cut"))
@@ -101,7 +104,7 @@ def test_a_sweep_that_was_killed_goes_on_to_the_same_numbers(tiny_config, tmp_pa
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 2
     assert not (tmp_path / "cut" / "sweep.json").exists()
-    assert start_pnn(*words, "--output", str(tmp_path / "cut")).wait(300) == 0
+    assert pnn_command(*words, "--output", tmp_path / "cut")[0] == 0
     one, other = (json.loads((tmp_path / name / "sweep.json").read_text()) for name in ("whole", "cut"))
     assert one == other
     assert yaml.safe_load((tmp_path / "cut" / "sweep.yaml").read_text())["seeds"] == 1

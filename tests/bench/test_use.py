@@ -21,8 +21,7 @@ SIZE = {"hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 
 
 
 @pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr("pnn.bench.timing.CPU_PRODUCT", 64)
+def small(monkeypatch, small_product):
     tiny = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     monkeypatch.setattr(latency, "BERT_BASE", {**tiny, "vocab_size": 100})
     monkeypatch.setattr(generation, "GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100})
@@ -46,7 +45,7 @@ def decoder(tmp_path):
 
 def test_latency_is_timed_in_turns(small, tiny_config, tmp_path):
     rewriting = {"type": "pnn", "update": "rewrite", "schedule": [0, 1], "vocab_size": 90, **SIZE}
-    runs = [load_config(str(tiny_config())), load_config(str(tiny_config("rewriting", model=rewriting)))]
+    runs = [load_config(str(tiny_config(model={"num_steps": 1}))), load_config(str(tiny_config("rewriting", model=rewriting)))]
     result, _ = benchmark(runs, ["latency"], ["naive", "transformers", "onnx"], BRIEF, tmp_path / "out.json")
     names = ["pnn", "transformers bert", "onnxruntime", "pnn rewrite", "transformers bert", "onnxruntime"]
     assert [row["name"] for row in result["rows"]] == names

@@ -2,8 +2,8 @@
 
 import signal
 import socket
-import subprocess
 import sys
+import time
 import urllib.request
 
 import pytest
@@ -45,12 +45,14 @@ def test_without_the_extra_it_says_what_to_install(pnn_command, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_serves_until_it_is_stopped(needs_gradio, trained_run):
-    command = [sys.executable, "-m", "pnn", "explore", trained_run, "--no-browser", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    address = process.stderr.readline().split()[1]
+def test_it_serves_until_it_is_stopped(start_pnn, needs_gradio, trained_run):
+    process = start_pnn("explore", trained_run, "--no-browser", "--port", 0)
+    while not process.output().endswith("\n"):
+        assert process.poll() is None, process.output()
+        time.sleep(0.02)
+    address = process.output().splitlines()[0].split()[1]
     with urllib.request.urlopen(address) as page, urllib.request.urlopen(f"{address}/gradio_api/heartbeat/me"):
         assert b"pnn explore" in page.read()
         process.send_signal(signal.SIGINT)  # while a browser holds a connection open
-        _, err = process.communicate(timeout=60)
-    assert "Traceback" not in err
+        process.wait(60)
+    assert "Traceback" not in process.output()

@@ -12,6 +12,7 @@ import pytest
 
 import pnn
 from pnn.data.tokenizers import of_synthetic_language
+from pnn.models.loading import load_model
 
 TEXT = "the fox of avon wore amber hats . it has old [MASK] boots ."
 TWO = "the [MASK] of avon wore [MASK] hats ."
@@ -63,9 +64,14 @@ def test_more_steps_than_trained_and_a_bare_checkpoint(pnn_command, trained_run)
 
 
 @pytest.mark.slow
-def test_from_a_pipe_to_a_terminal_in_a_process_of_its_own(pnn_command, trained_run):
-    results = filled(pnn_command("fill", trained_run, TEXT, TWO)[1])
-    command = [sys.executable, "-m", "pnn", "fill", str(trained_run), "--by-step"]
+def test_from_a_pipe_to_a_terminal_in_a_process_of_its_own(pnn_command, trained_run, tmp_path):
+    """Of a reorganised model, which that process has to know without what tests have imported."""
+    best, smaller = trained_run / "checkpoints" / "best", tmp_path / "smaller"
+    pnn.plasticity.save(pnn.plasticity.prune(load_model(best), [(0, 1)]), smaller)
+    for file in best.glob("tokenizer*"):
+        shutil.copy(file, smaller)
+    results = filled(pnn_command("fill", smaller, TEXT, TWO)[1])
+    command = [sys.executable, "-m", "pnn", "fill", str(smaller), "--by-step"]
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "dumb", "COLUMNS": "100"}
     shown = subprocess.run(command, input=f"{TEXT}\n{TWO}\n".encode(), stdout=theirs, stderr=subprocess.PIPE, env=environment)

@@ -2,7 +2,8 @@
 what it needs. The first page is a reader's whole path: a trained model, a figure of an analysis, a pruned model. A block whose
 title is a file's path is that file.
 
-`pnn` is called in this process (importing torch again for each command would take most of the time); all else by bash.
+`pnn` is called in this process and `accelerate launch` in a forked one (importing torch again for each command would take most
+of the time); all else by bash.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from accelerate.commands import launch
 
 from pnn.studies.registry import analysis_names
 
@@ -41,6 +43,7 @@ OPTIONAL = {"--shots": "lm_eval", "--onnx": "onnx", "peft": "peft"}
 SLOW = {START, "docs/ablations.md", "docs/howto/many_gpus.md", "docs/howto/decoders.md", "docs/howto/your_text.md"}
 CORPUS = ["data.synthetic_paragraphs=300", "data.validation_sequences=30", "training.tensorboard=false"]
 FEW = ["--sequences", "10"]
+SMALL_BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 100}
 TINY = {  # what the tests add to a command
     "quickstart": [word for key in [*CORPUS, "training.max_steps=4"] for word in ("--set", key)],
     "train gpt2_tiny --set": ["--max-steps", "16", *(word for key in CORPUS for word in ("--set", key))],  # ten changes
@@ -117,7 +120,7 @@ def missing(words: list[str]) -> list[str]:
     return [package for option, package in OPTIONAL.items() if option in words and find_spec(package) is None]
 
 
-def run_line(line: str, folder: Path) -> None:
+def run_line(line: str, folder: Path, start_pnn) -> None:
     words = shlex.split(line, comments=True)
     if words[0] == "pnn":
         expanded = []
@@ -131,9 +134,9 @@ def run_line(line: str, folder: Path) -> None:
         run_tests(folder / words[1])
         return
     if words[:2] == ["accelerate", "launch"]:
-        line = shlex.join(
-            [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0", *words[2:], *TINY["train"]]
-        )
+        launcher = start_pnn("--main_process_port", "0", *words[2:], *TINY["train"], script=Path(launch.__file__))
+        assert launcher.wait() == 0, launcher.output()[-2000:]
+        return
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(["bash", "-euo", "pipefail", "-c", line], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{line}\n{done.stderr[-2000:]}"
@@ -168,7 +171,7 @@ def package_of(file: str) -> str:
     return ".".join(Path(file).parent.parts[1:])
 
 
-def run_page(page: str, folder: Path) -> None:
+def run_page(page: str, folder: Path, start_pnn) -> None:
     names: dict = {"__name__": "page"}
     left_out = []
     for block in runnable(page):
@@ -184,17 +187,19 @@ def run_page(page: str, folder: Path) -> None:
                 without = missing(shlex.split(line, comments=True)) if line.startswith("pnn ") else []
                 left_out += without
                 if not without:
-                    run_line(line, folder)
+                    run_line(line, folder, start_pnn)
     if left_out:
         pytest.skip(f"all of it ran but what needs {', '.join(left_out)}, which the dev extra has")
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, forked_jobs):
+def here(tmp_path, monkeypatch, forked_jobs, small_product):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    monkeypatch.setattr("pnn.evaluation.choosing.SECONDS", 0.01)
+    monkeypatch.setattr("pnn.evaluation.choosing.SECONDS", 0.0)
+    monkeypatch.setattr("pnn.evaluation.choosing.TIMED_TOKENS", 256)
+    monkeypatch.setattr("pnn.bench.latency.BERT_BASE", SMALL_BERT)
     for folder in ("launch", "models"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     return tmp_path
@@ -234,8 +239,8 @@ def test_every_page_is_in_the_navigation():
 
 
 @pytest.mark.slow
-def test_the_first_page_is_the_whole_path(here):
-    run_page(START, here)
+def test_the_first_page_is_the_whole_path(here, start_pnn):
+    run_page(START, here, start_pnn)
     assert (here / "runs/quickstart/report.html").stat().st_size > 10_000
     assert (here / "runs/quickstart/pnn/figures/convergence.png").read_bytes()[:4] == b"\x89PNG"
     whole, smaller = (
@@ -248,14 +253,14 @@ def test_the_first_page_is_the_whole_path(here):
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if page != START]
 )
-def test_a_page_runs(page, here, quickstart_runs, undrawn):
+def test_a_page_runs(page, here, quickstart_runs, start_pnn, undrawn):
     from pnn.plasticity.architectures import ARCHITECTURES
 
     known = dict(ARCHITECTURES)
     if "runs/quickstart/" in "".join(block.code for block in runnable(page)):
         shutil.copytree(quickstart_runs, here, dirs_exist_ok=True, symlinks=True)
     try:
-        run_page(page, here)
+        run_page(page, here, start_pnn)
     finally:
         for file in (block.file for block in runnable(page) if block.file is not None):
             forget_file(file, here)
@@ -272,6 +277,9 @@ def test_a_page_runs(page, here, quickstart_runs, undrawn):
         assert "confidence" not in analysis_names()
     if page == "docs/howto/many_gpus.md":  # two processes were promised
         assert json.loads((here / "runs/two/environment.json").read_text())["hardware"]["processes"] == 2
+        rows = [json.loads(line) for line in (here / "runs/two/metrics.jsonl").read_text().splitlines()]
+        assert max(row["step"] for row in rows) == 3
+        assert (here / "runs/two/evaluation.json").exists()
 
 
 @pytest.mark.slow

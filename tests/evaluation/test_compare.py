@@ -178,7 +178,7 @@ def test_text_that_another_run_may_have_seen_is_said(three, tmp_path):
     assert compared(*three)["notes"] == []
 
 
-def test_a_report_gives_the_interval_of_compare(three, tmp_path):
+def test_a_report_gives_the_interval_of_compare(three, undrawn, tmp_path):
     """From files alone, and exactly: both pair the runs by the same totals."""
     good, bad = copy_of(three[0], tmp_path / "good"), copy_of(three[2], tmp_path / "bad")
     for run in (good, bad):

@@ -39,7 +39,7 @@ MODELS = {
         )
     ),
     "pnn_halting": lambda: PNNForMaskedLM(
-        PNNConfig(**WIDE, update="rewrite", zero_init=False, halt={"criterion": "change", "threshold": 0.6})
+        PNNConfig(**WIDE, update="rewrite", zero_init=False, num_steps=3, halt={"criterion": "change", "threshold": 0.6})
     ),
     "pnn_classifier": lambda: PNNForSequenceClassification(PNNConfig(**WIDE, zero_init=False, num_steps=2, num_labels=3)),
     "bert": lambda: BertBaselineForMaskedLM(BertBaselineConfig(**WIDE, num_hidden_layers=2, tie_word_embeddings=True)),

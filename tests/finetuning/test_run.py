@@ -343,6 +343,7 @@ def test_real_cola_from_a_quickstart_sized_encoder(pnn_command, prepared_folder,
     (tmp_path / "text.txt").write_text("\n".join(line.split("\t")[3] for line in lines))
     settings = ["data.vocab_size=4000", "data.validation_sequences=200", "training.max_steps=150", "data.tokenizer=corpus"]
     settings += [f"data.train={tmp_path / 'text.txt'}", f"data.prepared={prepared_folder}", "training.tensorboard=false"]
+    settings += ["model.num_steps=2"]
     words = [word for setting in settings for word in ("--set", setting)]
     assert pnn_command("train", "quickstart_pnn", "--output", tmp_path / "pnn", *words)[0] == 0
     start = time.monotonic()

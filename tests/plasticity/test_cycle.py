@@ -148,8 +148,8 @@ def test_a_cycle_of_a_pretrained_model(pnn_command, tmp_path, monkeypatch):
     if not STORIES.exists():
         pytest.skip(f"no {STORIES}")
     monkeypatch.chdir(tmp_path)
-    Path("stories.txt").write_text(stories(STORIES, 32, 96))
-    settings = ("--max-length", 64, "--batch-size", 4, "--learn-steps", 16, "--evaluate-every", 16)
+    Path("stories.txt").write_text(stories(STORIES, 24, 96))
+    settings = ("--max-length", 64, "--batch-size", 4, "--learn-steps", 4, "--evaluate-every", 4)
     code, _, err = pnn_command("plasticity", "cycle", STORIES, "--data", "stories.txt", "--output", "stories", *settings)
     assert code == 0, err
     records = records_of(Path("stories"))

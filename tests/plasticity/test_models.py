@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -165,18 +163,6 @@ def test_with_a_tokenizer_it_is_a_folder_that_commands_take(tmp_path):
     pipe = hf.pipeline("text-generation", model=str(tmp_path / "model"), device="cpu")
     text = pipe("the", max_new_tokens=3, do_sample=False)[0]["generated_text"]
     assert text.startswith("the")
-
-
-@pytest.mark.slow
-def test_import_pnn_alone_is_enough(built, tmp_path):
-    save(prune(built("llama"), [(0, 1)]), tmp_path / "model")
-    program = (
-        "import sys, pnn, transformers\n"
-        "model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
-        "print([len(row) for row in model.config.head_map])"
-    )
-    out = subprocess.run([sys.executable, "-c", program, str(tmp_path / "model")], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[2, 3, 3]"
 
 
 def test_a_copy_of_a_reorganised_model_is_one_too(built, logits):

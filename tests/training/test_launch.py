@@ -4,17 +4,16 @@ same files start CPU processes (gloo), and two nodes are two launchers on one ma
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
-import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
+from accelerate.commands import launch as accelerate_launch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
+from forking import free_port
 
 from pnn.config import load_config
 from pnn.errors import UserError
@@ -69,43 +68,31 @@ def test_torchrun_hands_on_every_option_of_pnn_train():
         parse_args(["--nproc-per-node", "2", "-m", "pnn", "train", "config.yaml", "--run", "value"])
 
 
-def free_port() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
-
-
 def abort(nodes) -> None:
-    """End the launchers and what they started. Each process says where it is."""
+    """End the launchers that have not ended, and what they started. Each process says where it is."""
     of_nodes = [psutil.Process(node.pid) for node in nodes if node.poll() is None]
     for process in [child for one in of_nodes for child in [*one.children(recursive=True), one]]:
         process.send_signal(signal.SIGABRT)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
-def test_two_launched_processes_train_together(tiny_config, tmp_path, name):
+def test_two_nodes_train_together(start_pnn, tiny_config, tmp_path):
+    """The launchers are forked, the processes that they start are new Pythons. (Two processes of one node train in
+    tests/docs/test_pages.py, by launch/one_node.yaml and the command of docs/howto/many_gpus.md.)"""
     config, run = tiny_config(training={"max_steps": 12, "save_every": 6, "evaluate_every": 12}), tmp_path / "run"
-    machines = FILES[name][0]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCH / name), "--num_processes", "2"]
+    launch = ["--config_file", LAUNCH / "two_nodes.yaml", "--num_processes", 2]
     launch += ["--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]
-    train = ["-m", "pnn", "train", str(config), "--output", str(run), "--set", "training.device=cpu"]
+    train = ["-m", "pnn", "train", config, "--output", run, "--set", "training.device=cpu"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     nodes = [
-        subprocess.Popen(
-            [*launch, "--machine_rank", str(rank), *train],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(machines)
+        start_pnn(*launch, "--machine_rank", rank, *train, script=Path(accelerate_launch.__file__), env=environment)
+        for rank in range(2)
     ]
-    late = threading.Timer(240, abort, [nodes])
-    late.start()
-    outputs = [node.communicate()[0] for node in nodes]
-    late.cancel()
-    assert all(node.returncode == 0 for node in nodes), "\n".join(output[-9000:] for output in outputs)
+    deadline = time.monotonic() + 240
+    while any(node.poll() is None for node in nodes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    abort(nodes)
+    assert all(node.wait() == 0 for node in nodes), "\n".join(node.output()[-9000:] for node in nodes)
     assert json.loads((run / "environment.json").read_text())["hardware"]["processes"] == 2
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 13))

@@ -31,6 +31,9 @@ class Budget:
     warmup: int = 6  # updates before the clock: compilation, caches, the allocator
 
 
+SUSTAINED = Budget(seconds=1.0, blocks=5, warmup=5)  # of products without a pause
+
+
 class Clock:
     """Call `tick` after every update has been launched; it says when enough has been timed. Updates in a block follow each
     other as in training: the device is waited for at the block's ends only."""
@@ -136,7 +139,7 @@ def matrix_rate(device: torch.device) -> dict[str, Any]:
         done = sum(product() for _ in range(10))
         synchronize(device)
         rested.append(done / (time.perf_counter() - started))
-    sustained = time_updates(product, Budget(seconds=1.0, blocks=5, warmup=5), device)["tokens_per_second"]
+    sustained = time_updates(product, SUSTAINED, device)["tokens_per_second"]
     return {
         "product": f"{side}³ {name}",
         "flops_per_second": {"median": statistics.median(rested), "low": min(rested), "high": max(rested)},

@@ -21,8 +21,6 @@ to come. Tokens that are not predicted are not asked for the last step, so all s
 
 from __future__ import annotations
 
-import json
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,13 +28,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pnn.models.bert import BertBaselineConfig
 from pnn.models.ddl import DDLConfig
 from pnn.models.pnn import PNNConfig
 from pnn.nn.transformer import TransformerLayer
 from pnn.nn.updates import UPDATES
 from pnn.objectives import weights_at
 from pnn.schedule import drawn_from
+
+_MATRICES: dict[str, int] = {}  # by what a config says
 
 
 def block_parameters(config: Any) -> int:
@@ -45,15 +44,12 @@ def block_parameters(config: Any) -> int:
     if isinstance(config, DDLConfig):
         generators = 0 if config.residual == "additive" else 2 * width * (config.value_channels + 1)
         return 4 * width * width + 3 * width * inner + generators
-    return _matrices_of_block(isinstance(config, PNNConfig), config.to_json_string(use_diff=False))
-
-
-@cache
-def _matrices_of_block(refines: bool, described: str) -> int:
-    config: Any = (PNNConfig if refines else BertBaselineConfig).from_dict(json.loads(described))
-    with torch.device("meta"):
-        block: nn.Module = UPDATES[config.update](config) if refines else TransformerLayer(config)
-    return sum(p.numel() for p in block.parameters() if p.dim() > 1)
+    described = f"{type(config).__name__} {vars(config)}"  # asked for each sequence: as JSON it would take a millisecond
+    if described not in _MATRICES:
+        with torch.device("meta"):
+            block: nn.Module = UPDATES[config.update](config) if isinstance(config, PNNConfig) else TransformerLayer(config)
+        _MATRICES[described] = sum(p.numel() for p in block.parameters() if p.dim() > 1)
+    return _MATRICES[described]
 
 
 def head_parameters(config: Any) -> int:

@@ -134,7 +134,7 @@ class ChannelCompressor(nn.Module):
 def with_history(x: Tensor, size: int, history: Tensor | None) -> Tensor:
     """x (B, T, …) with the `size` − 1 steps before it: `history`, or zeros at the start of a text."""
     if history is None:
-        history = x.new_zeros(len(x), size - 1, *x.shape[2:])
+        history = x.new_zeros(x.shape[0], size - 1, *x.shape[2:])  # len(x) would fix the batch in an exported graph
     return torch.cat((history.to(x.dtype), x), dim=1)
 
 
