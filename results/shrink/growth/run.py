@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=None)
     parser.add_argument("--held-out", type=int, default=64)
+    parser.add_argument("--arms", nargs="+", default=None, choices=growth_control(), help="These alone.")
     asked = parser.parse_args()
     output = Path(asked.output)
     done = {(row["label"], row["seed"]) for row in read_metrics(output)} if output.exists() else set()
@@ -49,7 +50,7 @@ def main() -> None:
         arms = growth_control(asked.prune, asked.grow)
         scores = score_heads(loaded.model, text, cycle_of(arms["nothing grows"], plan, seed), FIRST_ROUND)
         for label, arm in arms.items():
-            if (label, seed) in done:
+            if (label, seed) in done or (asked.arms and label not in asked.arms):
                 continue
             found = run_arm(loaded.model, text, arm, plan, seed, scores)
             row = {"label": label, "rate": asked.rate, "batch": asked.batch, "held_out_rows": len(text.held_out), **found}
