@@ -64,6 +64,7 @@ BY_ARM = {
     "ours": PINK,
     "ours_unrepaired": AMBER,
     "ours_surgeon": ORANGE,
+    "ours_width": CONTROL,
     "llm_pruner": BLUE,
     "tp_width": GREEN,
     "tp_taylor": SKY,
