@@ -127,7 +127,7 @@ def of_share(folder: Path, share: int, seeds: list[int], base: NDArray[np.float6
 
 
 def _measured(folder: Path, share: int, seeds: list[int], what: str) -> list[Found]:
-    """Shapes hardly depend on the seed: those of the first are enough. Arms that came later were measured in a run of theirs."""
+    """Shapes hardly depend on the seed: one's are enough. Arms that came later were measured in a run of their own."""
     return next((found for s in seeds if (found := [*map(read_json, sorted(folder.glob(f"{share}-{s}-{what}*.json")))])), [])
 
 

@@ -62,7 +62,8 @@ def ours(model: PreTrainedModel, batches: Batches, share: float) -> PreTrainedMo
 
 
 def ours_width(model: PreTrainedModel, batches: Batches, share: float) -> PreTrainedModel:
-    return repair(prune(model, fewer_parameters(model, score_units(model, batches, "fisher", ALL_KINDS), share)), model, batches)
+    gone = fewer_parameters(model, score_units(model, batches, "fisher", ALL_KINDS), share)
+    return repair(prune(model, gone), model, batches)
 
 
 def ours_surgeon(model: PreTrainedModel, batches: Batches, share: float) -> PreTrainedModel:
