@@ -13,13 +13,13 @@ Arms with the same settings are one arm.
 
 Whether it matters where heads grow can be asked only where growing any helps: `growth_control` has a positive control. After
 heavy pruning by gradient it grows nothing, everything from zero (that must help, or updates and rate are too small for the
-question), and a third of what went: guided or at random, from zero or revived with the weights that the heads had.
+question) or revived with the weights that the heads had, and some of what went: guided or at random, from zero or revived.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -69,17 +69,19 @@ def all_arms() -> list[Arm]:
     return list(dict.fromkeys([CONTROL, *growth, *multipliers, *ratios, *pruning]))
 
 
-def growth_control(pruned: float = 0.6, grown: float = 0.2) -> dict[str, Arm]:
-    """The arms that a study of growth begins with, by what they are for."""
+def growth_control(pruned: float = 0.6, grown: float = 0.2, multiplier: float = 3.0) -> dict[str, Arm]:
+    """The arms that a study of growth begins with, by what they are for. `multiplier`: how many times as fast new heads
+    learn."""
     arms = {
         "retrained": CONTROL,
         "nothing grows": Arm(pruned),
-        "all grow from zero": Arm(pruned, grow=pruned, grow_by="random"),
+        "all grow from zero": Arm(pruned, grow=pruned, grow_by="random", multiplier=multiplier),
+        "all revived": Arm(pruned, grow=pruned, grow_by="random", multiplier=multiplier, init="revive"),
     }
     for init in ("zero", "revive"):
         for strategy in ("gradient", "random"):
-            arms[f"{strategy}, {init}"] = Arm(pruned, grow=grown, grow_by=strategy, init=init)
-    return arms | {"importance, revive": Arm(pruned, grow=grown, grow_by="importance", init="revive")}
+            arms[f"{strategy}, {init}"] = Arm(pruned, grow=grown, grow_by=strategy, multiplier=multiplier, init=init)
+    return arms | {"importance, revive": replace(arms["gradient, revive"], grow_by="importance")}
 
 
 @dataclass(frozen=True)
