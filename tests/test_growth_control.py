@@ -58,6 +58,6 @@ def test_the_arms_share_everything_but_growth():
     assert arms["retrained"].prune == 0
     grown = {label: arm for label, arm in arms.items() if arm.grow}
     assert {arm.prune for arm in grown.values()} == {0.5}
-    assert {arm.multiplier for arm in grown.values()} == {4.0}
+    assert {(arm.multiplier, arm.whole_layers) for arm in grown.values()} == {(4.0, True)}
     assert {label for label, arm in grown.items() if arm.grow == 0.5} == {"all grow from zero", "all revived"}
     assert {arm.init for label, arm in grown.items() if "reviv" in label} == {"revive"}

@@ -1,6 +1,6 @@
 """Can a grown head help at all, and if so, does it matter where it grows and what it starts as?
 
-python results/shrink/growth/run.py MODEL DATA OUTPUT.jsonl [--seeds 0 1 2 --prune 0.6 --grow 0.2 --updates 200 --rate 1e-3 …]
+python results/shrink/growth/run.py MODEL DATA OUTPUT.jsonl [--seeds 0 1 2 --prune 0.98 --grow 0.2 --updates 120 --rate 3e-4 …]
 
 Every arm makes the same updates on the same rows in the same order; the seed draws the rows, their order and what is random.
 The model's vocabulary is cut to the tokens of the text, most of a small model's work. What is in OUTPUT already is not done
@@ -34,14 +34,14 @@ def main() -> None:
     for name in ("model", "data", "output"):
         parser.add_argument(name)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--prune", type=float, default=0.6)
+    parser.add_argument("--prune", type=float, default=0.98)
     parser.add_argument("--grow", type=float, default=0.2)
-    parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--updates", type=int, default=120)
+    parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--multiplier", type=float, default=3.0, help="How many times as fast new heads learn.")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=None)
-    parser.add_argument("--held-out", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--held-out", type=int, default=48)
     parser.add_argument("--arms", nargs="+", default=None, choices=growth_control(), help="These alone.")
     asked = parser.parse_args()
     output = Path(asked.output)
