@@ -12,8 +12,8 @@ same rows: what differs between two arms of a seed is what their settings say, s
 Arms with the same settings are one arm.
 
 Whether it matters where heads grow can be asked only where growing any helps: `growth_control` has a positive control. After
-nearly all heads went by gradient it grows nothing, everything from zero (that must help, or updates and rate are too small for the
-question) or revived with the weights that the heads had, and some of what went: guided or at random, from zero or revived.
+nearly all heads went by gradient it grows nothing, everything from zero (that must help, or updates and rate are too small for
+the question) or revived with the weights that the heads had, and some of what went: guided or at random, from zero or revived.
 """
 
 from __future__ import annotations
