@@ -15,7 +15,7 @@ from small_cycles import LENGTH, language
 from pnn.errors import UserError
 from pnn.plasticity import Unit, grow, heads, load, masked, prune, save, unit_map
 from pnn.plasticity.architectures import ALL_KINDS, WIDTH
-from pnn.plasticity.budget import Portion, fewer_parameters, group_of, share_out
+from pnn.plasticity.budget import Portion, faster, fewer_parameters, group_of, share_out
 from pnn.plasticity.measure import size
 from pnn.plasticity.repair import output_errors, repair
 from pnn.plasticity.scores import mean_loss, prepared
@@ -163,6 +163,17 @@ def test_prices_are_parameters(wide):
         both = numbers(wide) - numbers(prune(wide, [unit, THIN[0]]))
         assert alone == [parameters_of(wide, kind, layer), parameters_of(wide, WIDTH, 0)]
         assert sum(alone) - both == parameters_by_dimension(wide, kind, layer)
+
+
+def test_a_thinner_model_is_so_many_times_as_fast(built, monkeypatch):
+    """On a clock that counts parameters: the answer is then known."""
+    monkeypatch.setattr(
+        "pnn.plasticity.budget.reading_times", lambda models, length: {name: numbers(one) for name, one in models.items()}
+    )
+    model = built("llama")
+    gone = faster(model, score_units(model, None, "random", ["neuron", WIDTH]), 2.0, 8)
+    assert {unit.kind for unit in gone} == {"neuron", WIDTH}
+    assert numbers(model) / numbers(prune(model, gone)) == pytest.approx(2.0, rel=0.05)
 
 
 def test_what_crosses_is_paid_for_once():
