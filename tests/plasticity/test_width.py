@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from conftest import ENCODERS, GROUPED
+from conftest import ENCODERS, GROUPED, LLAMA
 from small_cycles import LENGTH, language
 
 from pnn.errors import UserError
 from pnn.plasticity import Unit, grow, heads, load, masked, prune, save, unit_map
-from pnn.plasticity.architectures import ALL_KINDS, WIDTH
+from pnn.plasticity.architectures import ALL_KINDS, ARCHITECTURES, WIDTH, Llama
 from pnn.plasticity.budget import Portion, faster, fewer_parameters, group_of, share_out
 from pnn.plasticity.measure import size
 from pnn.plasticity.repair import output_errors, repair
@@ -206,6 +206,16 @@ def test_other_norms_are_refused_in_a_sentence(name, built):
         prune(built(name), [Unit(WIDTH, 0, 0)])
     with pytest.raises(UserError, match="width goes only from models"):
         check(built(name), ShrinkSettings(fewer=0.1, kinds=(WIDTH,), teacher="none"))
+
+
+def test_an_architecture_like_llama_with_other_norms_is_refused_too(monkeypatch):
+    class Phi(Llama):
+        model_types = ("phi",)
+
+    monkeypatch.setitem(ARCHITECTURES, "phi", Phi())
+    phi = hf.PhiForCausalLM(hf.PhiConfig(**LLAMA, num_key_value_heads=6, bos_token_id=None, eos_token_id=None))
+    with pytest.raises(UserError, match="a phi model without some dimensions"):
+        prune(phi, [Unit(WIDTH, 0, 0)])
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,9 @@ class Architecture(ABC):
 
     def stream(self, model: PreTrainedModel) -> Stream:
         """What reads and writes the state, where its dimensions can go."""
-        known = ", ".join(sorted(name for name, one in ARCHITECTURES.items() if type(one).stream is not Architecture.stream))
         raise UserError(
-            f"width goes only from models whose one state passes RMSNorms alone ({known}): a {model.config.model_type} model "
-            "without some dimensions would not give what it gives with these at zero"
+            f"width goes only from models whose one state passes RMSNorms alone ({', '.join(Llama.model_types)}): a "
+            f"{model.config.model_type} model without some dimensions would not give what it gives with these at zero"
         )
 
     def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
@@ -258,6 +257,8 @@ class Llama(TransformersArchitecture):
         return getattr(config, names[kind])
 
     def stream(self, model: PreTrainedModel) -> Stream:
+        if not hasattr(model.config, "rms_norm_eps"):  # an architecture that is like Llama but for its norms
+            return super().stream(model)
         base: Any = model.base_model
         blocks: list[Any] = self.blocks(model)
         parts = [part for block in blocks for kind in (HEAD, NEURON) for part in self.parts(kind, block)]
