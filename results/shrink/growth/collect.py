@@ -36,8 +36,12 @@ def collected(rows: Rows) -> Found:
         if one not in by_arm or other not in by_arm:
             return None
         seeds = sorted(by_arm[one].keys() & by_arm[other].keys())
-        effect = student([by_arm[other][seed]["loss"] - by_arm[one][seed]["loss"] for seed in seeds])
-        return {"gain": effect.as_json(), "verdict": verdict(effect), "seeds": seeds}
+        stages = {"gain": "loss", "gain_before_learning": "loss_grown"}
+        found = {
+            name: student([by_arm[other][seed][stage] - by_arm[one][seed][stage] for seed in seeds])
+            for name, stage in stages.items()
+        }
+        return {**{name: one.as_json() for name, one in found.items()}, "verdict": verdict(found["gain"]), "seeds": seeds}
 
     found: Found = {"arms": {arm: _ended(of_arm) for arm, of_arm in by_arm.items()}, "starts": {}}
     for start, control in CONTROLS.items():

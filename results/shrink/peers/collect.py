@@ -149,17 +149,20 @@ def answer(found: Found) -> str:
     said = []
     for model, of_model in found.items():
         for share in (key for key in of_model if key.isdigit()):
-            parts = []
-            for stage, peers in of_model[share]["ours_ahead"].items():
-                words = [
-                    f"{how} {', '.join(names)}"
-                    for how, kind in (("ahead of", SUPPORTED), ("behind", NOT_SUPPORTED), ("not to be told from", UNDECIDED))
-                    if (names := [CALLED[peer] for peer, told in peers.items() if told["verdict"] == kind])
+            for called, which in (("ours", "ours_ahead"), ("ours with width", "ours_with_width_ahead")):
+                parts = [
+                    f"{SAID[stage]} {words}" for stage, peers in of_model[share][which].items() if (words := told_of(peers))
                 ]
-                if words:
-                    parts.append(f"{SAID[stage]} {' and '.join(words)}")
-            said.append(f"{model}, −{share} %: ours is " + "; ".join(parts) + ".")
+                if parts:
+                    said.append(f"{model}, −{share} %: {called} is " + "; ".join(parts) + ".")
     return " ".join(said)
+
+
+def told_of(peers: Found) -> str:
+    """Which peers are behind, ahead, or neither."""
+    ways = (("ahead of", SUPPORTED), ("behind", NOT_SUPPORTED), ("not to be told from", UNDECIDED))
+    found = [(how, [CALLED[peer] for peer, told in peers.items() if told["verdict"] == kind]) for how, kind in ways]
+    return " and ".join(f"{how} {', '.join(names)}" for how, names in found if names)
 
 
 def signed(found: Found | None) -> str:
@@ -181,7 +184,7 @@ def losses(of_share: Found) -> str:
 
 def verdicts(of_share: Found, which: str = "ours_ahead", called: str = "ours") -> str:
     lines = [f"| {called} ahead of | " + " | ".join(SAID.values()) + " |", "|---" * (1 + len(SAID)) + "|"]
-    for peer in PEERS:
+    for peer in (peer for peer in PEERS if peer in of_share["arms"]):
         told = [of_share[which][stage].get(peer) for stage in SAID]
         cells = [f"{one['verdict']}, {signed(one['ahead_by'])}" if one else "" for one in told]
         lines.append(f"| {CALLED[peer]} | " + " | ".join(cells) + " |")
