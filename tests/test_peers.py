@@ -125,7 +125,19 @@ def test_collecting_tells_who_is_ahead(scripts, tmp_path):
         planted(f"20-0-{arm}-teacher", above(loss / 2, wobble=0.1), seconds=1.0)
     planted("20-0-tp_taylor", above(1.0, wobble=1.0), **size)
     planted("20-0-unpruned-text", above(0), seconds=1.0)
+    planted("20-0-ours_width", above(0.7), **size)
+    write_json(
+        tmp_path / "20-0-speed.json",
+        {"reading": {"tokens_per_second": {"unpruned": 2, "ours": 3}}, "writing": {"unpruned": 2, "ours": 4}},
+    )
+    later = {"unpruned": 4, "ours_width": 5}  # another run on a faster day
+    write_json(tmp_path / "20-0-speed-ours_width.json", {"reading": {"tokens_per_second": later}, "writing": later})
     found = collect.collected(tmp_path)
+    assert found["20"]["speed"]["ours"] == {"reading": 1.5, "writing": 2.0}
+    assert found["20"]["speed"]["ours_width"] == {"reading": 1.25, "writing": 1.25}
+    assert found["20"]["worth_of_width"]["pruned"]["ahead_by"]["value"] == pytest.approx(0.3)
+    assert found["20"]["ours_with_width_ahead"]["pruned"]["tp_width"]["verdict"] == "not supported"
+    assert "| ours | supported, +0.30" in collect.with_width(found["20"])
     told = {peer: one["verdict"] for peer, one in found["20"]["ours_ahead"]["pruned"].items()}
     assert told == {"llm_pruner": "supported", "tp_width": "not supported", "tp_taylor": "undecided"}
     assert found["20"]["ours_ahead"]["pruned"]["llm_pruner"]["ahead_by"]["value"] == pytest.approx(1.0)

@@ -19,12 +19,13 @@ from pnn.runs import check_commit, read_json
 from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Estimate, ratio_interval, seeds_and_sequences, verdict
 
 HERE = Path(__file__).parent
-OURS = ("ours", "ours_unrepaired", "ours_surgeon")
+OURS = ("ours", "ours_unrepaired", "ours_surgeon", "ours_width")
 PEERS = ("llm_pruner", "tp_width", "tp_taylor")
 CALLED = {
     "ours": "ours",
     "ours_unrepaired": "ours without repair",
     "ours_surgeon": "ours by surgeon",
+    "ours_width": "ours with width",
     "llm_pruner": "LLM-Pruner's recipe",
     "tp_width": "Torch-Pruning with width",
     "tp_taylor": "Torch-Pruning by Taylor",
@@ -113,17 +114,31 @@ def of_share(folder: Path, share: int, seeds: list[int], base: NDArray[np.float6
         "whole_recipes": {name: told for name, told in whole_recipes.items() if told},
         "worth_of_repair": {stage: told for stage in SAID if (told := compared(("ours", stage), ("ours_unrepaired", stage)))},
         "worth_of_surgeon": {stage: told for stage in SAID if (told := compared(("ours_surgeon", stage), ("ours", stage)))},
+        "worth_of_width": {stage: told for stage in SAID if (told := compared(("ours_width", stage), ("ours", stage)))},
+        "ours_with_width_ahead": {
+            stage: {peer: told for peer in PEERS if (told := compared(("ours_width", stage), (peer, stage)))} for stage in SAID
+        },
         "worth_of_teacher": {arm: told for arm in (*OURS, *PEERS) if (told := compared((arm, "teacher"), (arm, "text")))},
         "perplexity_above_control": control,
         "control": above(rows["unpruned", "text"], base[None], targets).as_json() if ("unpruned", "text") in rows else None,
-        "speed": _first(folder, share, seeds, "speed"),
-        "reload": _first(folder, share, seeds, "reload"),
+        "speed": times_as_fast(folder, share, seeds),
+        "reload": {arm: told for one in _measured(folder, share, seeds, "reload") for arm, told in one.items()},
     }
 
 
-def _first(folder: Path, share: int, seeds: list[int], what: str) -> Any:
-    """Shapes hardly depend on the seed: one measurement is enough."""
-    return next((read_json(path) for s in seeds if (path := folder / f"{share}-{s}-{what}.json").exists()), None)
+def _measured(folder: Path, share: int, seeds: list[int], what: str) -> list[Found]:
+    """Shapes hardly depend on the seed: one's are enough. Arms that came later were measured in a run of their own."""
+    return next((found for s in seeds if (found := [*map(read_json, sorted(folder.glob(f"{share}-{s}-{what}*.json")))])), [])
+
+
+def times_as_fast(folder: Path, share: int, seeds: list[int]) -> Found:
+    """Of each arm, how many times as fast as the unpruned model in the same run."""
+    found: Found = {}
+    for one in _measured(folder, share, seeds, "speed"):
+        rates = {"reading": one["reading"]["tokens_per_second"], "writing": one["writing"]}
+        for arm in (arm for arm in one["writing"] if arm != "unpruned"):
+            found[arm] = {what: of[arm] / of["unpruned"] for what, of in rates.items()}
+    return found
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
@@ -134,17 +149,20 @@ def answer(found: Found) -> str:
     said = []
     for model, of_model in found.items():
         for share in (key for key in of_model if key.isdigit()):
-            parts = []
-            for stage, peers in of_model[share]["ours_ahead"].items():
-                words = [
-                    f"{how} {', '.join(names)}"
-                    for how, kind in (("ahead of", SUPPORTED), ("behind", NOT_SUPPORTED), ("not to be told from", UNDECIDED))
-                    if (names := [CALLED[peer] for peer, told in peers.items() if told["verdict"] == kind])
+            for called, which in (("ours", "ours_ahead"), ("ours with width", "ours_with_width_ahead")):
+                parts = [
+                    f"{SAID[stage]} {words}" for stage, peers in of_model[share][which].items() if (words := told_of(peers))
                 ]
-                if words:
-                    parts.append(f"{SAID[stage]} {' and '.join(words)}")
-            said.append(f"{model}, −{share} %: ours is " + "; ".join(parts) + ".")
+                if parts:
+                    said.append(f"{model}, −{share} %: {called} is " + "; ".join(parts) + ".")
     return " ".join(said)
+
+
+def told_of(peers: Found) -> str:
+    """Which peers are behind, ahead, or neither."""
+    ways = (("ahead of", SUPPORTED), ("behind", NOT_SUPPORTED), ("not to be told from", UNDECIDED))
+    found = [(how, [CALLED[peer] for peer, told in peers.items() if told["verdict"] == kind]) for how, kind in ways]
+    return " and ".join(f"{how} {', '.join(names)}" for how, names in found if names)
 
 
 def signed(found: Found | None) -> str:
@@ -164,13 +182,21 @@ def losses(of_share: Found) -> str:
     return "\n".join(lines)
 
 
-def verdicts(of_share: Found) -> str:
-    lines = ["| ours ahead of | " + " | ".join(SAID.values()) + " |", "|---" * (1 + len(SAID)) + "|"]
-    for peer in PEERS:
-        told = [of_share["ours_ahead"][stage].get(peer) for stage in SAID]
+def verdicts(of_share: Found, which: str = "ours_ahead", called: str = "ours") -> str:
+    lines = [f"| {called} ahead of | " + " | ".join(SAID.values()) + " |", "|---" * (1 + len(SAID)) + "|"]
+    for peer in (peer for peer in PEERS if peer in of_share["arms"]):
+        told = [of_share[which][stage].get(peer) for stage in SAID]
         cells = [f"{one['verdict']}, {signed(one['ahead_by'])}" if one else "" for one in told]
         lines.append(f"| {CALLED[peer]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def with_width(of_share: Found) -> str:
+    """Ours with width against ours without, then against the peers."""
+    lines = verdicts(of_share, "ours_with_width_ahead", "ours with width").splitlines()
+    told = [of_share["worth_of_width"].get(stage) for stage in SAID]
+    cells = [f"{one['verdict']}, {signed(one['ahead_by'])}" if one else "" for one in told]
+    return "\n".join([*lines[:2], "| ours | " + " | ".join(cells) + " |", *lines[2:]])
 
 
 def costs(of_share: Found) -> str:
@@ -179,9 +205,8 @@ def costs(of_share: Found) -> str:
         "|---" * 6 + "|",
     ]
     speed, reload = of_share["speed"], of_share["reload"]
-    rates = speed["reading"]["tokens_per_second"]
-    for arm in (arm for arm in of_share["arms"] if arm in rates):
-        times = [of[arm] / of["unpruned"] for of in (rates, speed["writing"])]
+    for arm in (arm for arm in of_share["arms"] if arm in speed):
+        times = [speed[arm]["reading"], speed[arm]["writing"]]
         loads = ["yes" if reload[arm][key] is None else "no" for key in ("transformers alone", "after import pnn")]
         seconds = np.mean(of_share["arms"][arm]["pruning_seconds"])
         lines.append(f"| {CALLED[arm]} | {times[0]:.2f} × | {times[1]:.2f} × | {seconds:.0f} s | " + " | ".join(loads) + " |")
@@ -215,7 +240,8 @@ def main() -> None:
             figure = f"figures/{model}-{share}.png"
             if figure in page:
                 save(png(beside_peers(of_model[share], CALLED)), HERE / figure)
-            for name, make in (("losses", losses), ("verdicts", verdicts), ("costs", costs)):
+            tables = {"losses": losses, "verdicts": verdicts, "width": with_width, "costs": costs}
+            for name, make in tables.items():
                 place = f"{name} {model} {share}"
                 if f"<!-- {place} -->" in page:
                     write_between(HERE / "README.md", place, make(of_model[share]))

@@ -3,6 +3,7 @@ of parameters to leave; nothing learns here.
 
     ours             fisher, one budget over heads, neurons and layers, then repair: what `pnn shrink` does before it learns
     ours_unrepaired  the same without repair
+    ours_width       the same as ours with the width of the state as one more kind: `--kinds heads,neurons,layers,width`
     ours_surgeon     how many of each layer by fisher, which of them by the surgeon's error, then repair: `--by surgeon`
     llm_pruner       LLM-Pruner's recipe (Ma et al., 2023), written from its description: what depends on one another goes
                      together, a head or a neuron with all its weights; such a group is worth
@@ -32,7 +33,7 @@ from transformers import PreTrainedModel
 
 from pnn.errors import UserError
 from pnn.plasticity import prune
-from pnn.plasticity.architectures import HEAD, KINDS, NEURON, architecture_of
+from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, NEURON, architecture_of
 from pnn.plasticity.budget import as_many, fewer_parameters
 from pnn.plasticity.repair import repair
 from pnn.plasticity.scores import loss_gradients, prepared, undisturbed
@@ -58,6 +59,11 @@ def ours_unrepaired(model: PreTrainedModel, batches: Batches, share: float) -> P
 
 def ours(model: PreTrainedModel, batches: Batches, share: float) -> PreTrainedModel:
     return repair(ours_unrepaired(model, batches, share), model, batches)
+
+
+def ours_width(model: PreTrainedModel, batches: Batches, share: float) -> PreTrainedModel:
+    gone = fewer_parameters(model, score_units(model, batches, "fisher", ALL_KINDS), share)
+    return repair(prune(model, gone), model, batches)
 
 
 def ours_surgeon(model: PreTrainedModel, batches: Batches, share: float) -> PreTrainedModel:
@@ -219,6 +225,7 @@ RECIPES: dict[str, Recipe] = {
     "ours": ours,
     "ours_unrepaired": ours_unrepaired,
     "ours_surgeon": ours_surgeon,
+    "ours_width": ours_width,
     "llm_pruner": llm_pruner,
     "tp_width": tp_width,
     "tp_taylor": tp_taylor,

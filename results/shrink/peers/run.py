@@ -31,6 +31,7 @@ from recipes import CLOSE, RECIPES, count
 
 from pnn.errors import UserError
 from pnn.files import write_json
+from pnn.models.plastic import CHANGES
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.measure import flops_per_token, held_out_nats, speeds, writing_speeds
 from pnn.plasticity.models import Plastic
@@ -43,6 +44,7 @@ from pnn.runs import read_json
 from pnn.training.tracking import environment
 
 UNPRUNED = "unpruned"
+SAME_SHAPE = ("ours_unrepaired", "ours_surgeon")  # as ours: neither timed nor loaded again
 LESSONS = {"teacher": "logits", "text": "none", "lora": "none"}  # what each learns of the unpruned model
 
 
@@ -97,7 +99,7 @@ def as_plain(model: PreTrainedModel) -> PreTrainedModel:
     plain = copy.deepcopy(model)
     assert isinstance(plain, Plastic)
     plain.__class__ = plain.original_class
-    for name in ("head_map", "neuron_map", "gone_layers"):
+    for name in CHANGES:
         if hasattr(plain.config, name):
             delattr(plain.config, name)
     return plain
@@ -150,6 +152,7 @@ def run(asked: argparse.Namespace) -> None:
 def of_seed(original: PreTrainedModel, text: Text, asked: argparse.Namespace, share: float, seed: int, once: Any) -> None:
     """Everything at one share and one seed: it draws the calibration rows and the order of those that are learnt."""
     arms = [arm for arm in asked.arms if arm != UNPRUNED]
+    shaped = [arm for arm in arms if arm not in SAME_SHAPE]
     prefix = f"{round(100 * share)}-{seed}"
 
     def plan(lesson: str) -> CycleSettings:
@@ -184,19 +187,20 @@ def of_seed(original: PreTrainedModel, text: Text, asked: argparse.Namespace, sh
         return learnt(small, original, text, plan(lesson), lesson)
 
     def speed() -> dict[str, Any]:
-        models = {UNPRUNED: original} | {arm: pruned(arm)[0] for arm in arms if not arm.startswith("ours_")}
+        models = {UNPRUNED: original} | {arm: pruned(arm)[0] for arm in shaped}
         return {"reading": speeds(models, asked.length, largest_only=True)[-1], "writing": writing_speeds(models)}
 
     def reload() -> dict[str, Any]:
-        models = {arm: pruned(arm)[0] for arm in arms if not arm.startswith("ours_")}
+        models = {arm: pruned(arm)[0] for arm in shaped}
         if "llm_pruner" in models:
             models["llm_pruner_as_plain"] = as_plain(models["llm_pruner"])
         return reloading(models)
 
     for arm in arms:
         once(f"{prefix}-{arm}", lambda arm=arm: right_after(arm))
-    once(f"{prefix}-speed", speed)
-    once(f"{prefix}-reload", reload)
+    together = "+".join(shaped)  # those that are timed in one run
+    once(f"{prefix}-speed-{together}", speed)
+    once(f"{prefix}-reload-{together}", reload)
     for lesson in asked.lessons:
         for arm in asked.arms:
             if lesson in lessons_of(arm):

@@ -18,7 +18,9 @@ def shrink(
     data: Annotated[str, typer.Option(help="Text to score, to learn from and to measure on: files, a hub name or synthetic.")],
     parameters: Annotated[str | None, typer.Option(metavar="-N%", help="How many fewer, as -20%.")] = None,
     speed: Annotated[float | None, typer.Option(help="Times as fast at reading, on this machine, as 1.3.")] = None,
-    kinds: Annotated[str, typer.Option(help="What may go.")] = "heads,neurons,layers",
+    kinds: Annotated[
+        str, typer.Option(help="What may go: heads, neurons, layers, and width (of Llama, Mistral and Qwen2).")
+    ] = "heads,neurons,layers",
     by: Annotated[
         str,
         typer.Option(

@@ -269,14 +269,16 @@ def print_shrunk(summary: dict[str, Any]) -> None:
 
     table = Table(title="held-out text, by token", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
-    for column in ("para-\nmeters", "heads", "neurons", "layers", "MFLOP/\ntoken", "loss", "perplexity"):
+    called = {"head": "heads", "neuron": "neurons", "layer": "layers", "width": "width"}
+    kinds = [kind for kind in called if kind in summary["before"]["units"]]
+    for column in ("para-\nmeters", *(called[kind] for kind in kinds), "MFLOP/\ntoken", "loss", "perplexity"):
         table.add_column(column, justify="right")
     for stage in ("before", "pruned", "after"):
         found = summary[stage]
         table.add_row(
             "learned" if stage == "after" else stage,
             short_count(found["parameters"]),
-            *(count(found["units"][kind]) for kind in ("head", "neuron", "layer")),
+            *(count(found["units"][kind]) for kind in kinds),
             f"{found['flops_per_token'] / 1e6:,.2f}",
             f"{found['loss']:.4f}",
             f"{found['perplexity']:,.3f}",

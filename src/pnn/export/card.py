@@ -130,6 +130,8 @@ class Known:
             if getattr(config, "neuron_map", None) is not None:
                 neurons = f"{sum(map(len, unit_map(model, NEURON))):,} neurons in all"
                 rows["width of the feed-forward part"] = f"{neurons} (pruned, layer by layer)"
+            if getattr(config, "width_map", None) is not None:
+                rows["width"] = f"{len(config.width_map):,} of {config.hidden_size:,}"
             if getattr(config, "gone_layers", None):
                 there = unit_map(model, LAYER)
                 rows["layers"] = f"{sum(map(len, there))} of {len(there)}"

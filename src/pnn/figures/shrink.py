@@ -1,5 +1,5 @@
 """What is lost right after pruning heads and neurons, by score and budget, and what repair brings back; and what is lost by
-other ways to prune, then and after learning. Reads result.json's metrics of one model."""
+other ways to prune, then and after learning; and what growing heads brings back. Reads result.json's metrics of one model."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ BY_ARM = {
     "ours": PINK,
     "ours_unrepaired": AMBER,
     "ours_surgeon": ORANGE,
+    "ours_width": CONTROL,
     "llm_pruner": BLUE,
     "tp_width": GREEN,
     "tp_taylor": SKY,
@@ -89,4 +90,22 @@ def beside_peers(found: Json, called: dict[str, str]) -> Figure:
     axes.set_ylim(bottom=0)
     axes.set_ylabel("nats per token above unpruned")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+@styled
+def grown_arms(found: Json) -> Figure:
+    """Nats per token that each way to grow ends below growing nothing; whiskers over seeds. Controls are grey."""
+    figure = Figure(figsize=(WIDTH, 2.8), layout="constrained")
+    axes = figure.subplots()
+    starts = found["starts"]
+    some = [(label, one, BLUE if start == "zero" else PINK) for start in starts for label, one in starts[start]["some"].items()]
+    controls = [(f"all, {start}", starts[start]["control"], CONTROL) for start in starts if starts[start]["control"]]
+    marks = [*controls, *some]
+    for place, (_, one, colour) in enumerate(marks):
+        value, (low, high) = one["gain"]["value"], one["gain"]["interval"]
+        axes.errorbar(value, -place, xerr=[[value - low], [high - value]], color=colour, marker="o", markersize=5)
+    axes.axvline(0, color=CONTROL, linewidth=1)
+    axes.set_yticks([-place for place in range(len(marks))], [label for label, _, _ in marks])
+    axes.set_xlabel("nats per token below growing nothing")
     return figure

@@ -1,10 +1,10 @@
 """What config.json says of a reorganised model: what each layer has left, and what the model was before.
 
     {"model_type": "pnn_plastic", "head_map": [[0, 2], …], "neuron_map": ["0-63 66 70-127", …], "gone_layers": [5],
-     "original_class": "GPT2LMHeadModel", "original": {"model_type": "gpt2", …}}
+     "width_map": "0-255", "original_class": "LlamaForCausalLM", "original": {"model_type": "llama", …}}
 
-There is no `neuron_map` where all neurons are there, and no `gone_layers` where all layers are. A model's own config has the
-same entries, with the neurons of a layer as a list of numbers.
+There is no `neuron_map` where all neurons are there, no `gone_layers` where all layers are, and no `width_map` where the width
+is whole. A model's own config has the same entries, with neurons and dimensions as lists of numbers.
 
 `plasticity/models.py` builds the model from it.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-CHANGES = ("head_map", "neuron_map", "gone_layers")  # what a reorganised model's config has beyond its original's
+CHANGES = ("head_map", "neuron_map", "gone_layers", "width_map")  # what a reorganised model's config has beyond its original's
 OF_ANY_CONFIG = ("dtype", "torch_dtype", "name_or_path")  # what `from_pretrained` says to a config of any kind
 
 
@@ -34,6 +34,7 @@ class PlasticConfig(PreTrainedConfig):
         head_map: list[list[int]] | None = None,
         neuron_map: list[str] | None = None,
         gone_layers: list[int] | None = None,
+        width_map: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -42,6 +43,7 @@ class PlasticConfig(PreTrainedConfig):
         self.head_map = head_map or []
         self.neuron_map = neuron_map
         self.gone_layers = gone_layers
+        self.width_map = width_map
 
     @classmethod
     def of(cls, config: PreTrainedConfig, original_class: str) -> PlasticConfig:
@@ -50,6 +52,8 @@ class PlasticConfig(PreTrainedConfig):
         changes = {name: original.pop(name, None) for name in CHANGES}
         if changes["neuron_map"] is not None:
             changes["neuron_map"] = [as_ranges(row) for row in changes["neuron_map"]]
+        if changes["width_map"] is not None:
+            changes["width_map"] = as_ranges(changes["width_map"])
         original["architectures"] = [original_class]
         return cls(original, original_class, **changes, dtype=original.get("dtype"))
 
@@ -78,6 +82,7 @@ class PlasticConfig(PreTrainedConfig):
         config.head_map = self.head_map
         config.neuron_map = None if self.neuron_map is None else [of_ranges(row) for row in self.neuron_map]
         config.gone_layers = self.gone_layers
+        config.width_map = None if self.width_map is None else of_ranges(self.width_map)
         if self.dtype is not None:
             config.dtype = self.dtype
         return config

@@ -23,8 +23,11 @@ from pnn.models.registry import distinct_blocks
 from pnn.nn.packing import only_at
 from pnn.nn.refiner import Refinement
 from pnn.plasticity.matrices import Projection
+from pnn.plasticity.stream import Stream
 
 KINDS = HEAD, NEURON, LAYER = "head", "neuron", "layer"  # of units: what each is says `units`
+WIDTH = "width"  # one more, for those who ask for it: not every architecture can lose some of it
+ALL_KINDS = (*KINDS, WIDTH)
 
 See = Callable[[int, Tensor, Tensor | None], None]  # a layer, its attention weights (B, query heads, T, T), its real tokens
 
@@ -67,6 +70,13 @@ class Architecture(ABC):
     @abstractmethod
     def hand_on(self, block: Any, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """What a layer that is gone gives: what it got."""
+
+    def stream(self, model: PreTrainedModel) -> Stream:
+        """What reads and writes the state, where its dimensions can go."""
+        raise UserError(
+            f"width goes only from models whose one state passes RMSNorms alone ({', '.join(Llama.model_types)}): a "
+            f"{model.config.model_type} model without some dimensions would not give what it gives with these at zero"
+        )
 
     def attentions(self, model: PreTrainedModel) -> list[nn.Module]:
         return [self.attention(block) for block in self.blocks(model)]
@@ -243,7 +253,26 @@ class Llama(TransformersArchitecture):
         return Projection(mlp.gate_proj, "g", 1), Projection(mlp.up_proj, "u", 1), Projection(mlp.down_proj, "o", 1)
 
     def original(self, kind: str, config: Any) -> int:
-        return config.num_key_value_heads if kind == HEAD else config.intermediate_size
+        names = {HEAD: "num_key_value_heads", NEURON: "intermediate_size", WIDTH: "hidden_size"}
+        return getattr(config, names[kind])
+
+    def stream(self, model: PreTrainedModel) -> Stream:
+        if not hasattr(model.config, "rms_norm_eps"):  # an architecture that is like Llama but for its norms
+            return super().stream(model)
+        base: Any = model.base_model
+        blocks: list[Any] = self.blocks(model)
+        parts = [part for block in blocks for kind in (HEAD, NEURON) for part in self.parts(kind, block)]
+        norms = [base.norm, *(norm for block in blocks for norm in (block.input_layernorm, block.post_attention_layernorm))]
+        heads = [child for child in model.children() if child is not base] if base is not model else []
+        reading = [one for head in heads for one in head.modules() if isinstance(one, nn.Linear)]  # words, labels, answers
+        return Stream(
+            embeddings=base.embed_tokens,
+            readers=(*(part.module for part in parts if not part.is_output), *reading),  # type: ignore[arg-type]
+            writers=tuple(part.module for part in parts if part.is_output),  # type: ignore[misc]
+            norms=tuple(norm for norm in norms if not isinstance(norm, nn.Identity)),  # of layers that are not gone
+            epsilon=model.config.rms_norm_eps,
+            writes=(base.embed_tokens, *(part for block in blocks for part in (block.self_attn, block.mlp))),
+        )
 
     def inputs(self, attention: Any) -> tuple[Projection, ...]:
         width = attention.head_dim

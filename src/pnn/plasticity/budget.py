@@ -1,14 +1,16 @@
 """One budget for all kinds: which units go, so that the model becomes so much smaller or so much faster.
 
-Units go in portions: one head, a whole layer, or a group of a layer's neurons, the least useful first, so that what is left is
-a multiple of 64 (less in small models), as matrix units like it. A portion has a worth, the sum of its units' scores, and a
-price, what its absence saves: parameters, or microseconds measured on this machine. The portion with the least
+Units go in portions: one head, a whole layer, or a group of a layer's neurons or of the width's dimensions, the least useful
+first, so that what is left is a multiple of 64 (less in small models), as matrix units like it. A portion has a worth, the sum
+of its units' scores, and a price, what its absence saves: parameters, or microseconds measured on this machine. The portion
+with the least
 
     worth / price
 
 goes first, until the prices add up to the budget. One that would save more than is still missing waits, and at the end the
 smallest that is enough goes. A layer that goes takes its heads and neurons along, so its worth and its price count without
-those that are gone already. Each layer that stays keeps a head and a group of neurons.
+those that are gone already. Each layer that stays keeps a head and a group of neurons. Where a unit and a dimension of the
+width both go, the numbers where they cross go once: each costs less when the other is gone.
 
 What a unit costs in time is measured by taking half of its kind out of every layer: the same for all units of a kind, which
 leaves out that the first group of a large matrix may save more than the last.
@@ -20,19 +22,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
 from pnn.numbers import per_cent, written
-from pnn.plasticity.architectures import LAYER, NEURON
+from pnn.plasticity.architectures import LAYER, NEURON, WIDTH
 from pnn.plasticity.measure import reading_times
 from pnn.plasticity.surgery import prune
-from pnn.plasticity.units import Unit, UnitScores, parameters_of, unit_map
+from pnn.plasticity.units import Unit, UnitScores, parameters_by_dimension, parameters_of, unit_map
 
-GROUP = 64  # neurons that go together
-FEWEST_GROUPS = 8  # of a layer, or groups are smaller
+GROUP = 64  # neurons or dimensions that go together
+FEWEST_GROUPS = {NEURON: 8, WIDTH: 16}  # of a layer or the width, or groups are smaller: a dimension is dear
 Price = Callable[[str, int], float]  # of each unit of a kind in a layer
 
 
@@ -45,22 +48,26 @@ class Portion:
     units: tuple[Unit, ...]
     worth: float
     price: float
+    crossing: float = 0.0  # what one dimension of the width holds of the price
 
 
-def group_of(neurons: int) -> int:
-    """How many of a layer's neurons go together: 64, or less by halves where a layer would have fewer than eight groups."""
+def group_of(count: int, kind: str = NEURON) -> int:
+    """How many of a layer's neurons, or of a model's dimensions, go together: 64, or less by halves where there would be fewer
+    than eight groups of neurons or sixteen of dimensions."""
     size = GROUP
-    while size > 1 and neurons // size < FEWEST_GROUPS:
+    while size > 1 and count // size < FEWEST_GROUPS[kind]:
         size //= 2
     return size
 
 
-def portions(model: PreTrainedModel, scores: UnitScores, price: Price) -> list[Portion]:
-    """All that may go, with its worth and its price."""
+def portions(model: PreTrainedModel, scores: UnitScores, price: Price, crossing: Price | None = None) -> list[Portion]:
+    """All that may go, with its worth and its price. `crossing`: how much of each unit's price a dimension of the width holds;
+    asked for where the width may go."""
     scores.check(model)
     found = []
     for kind in scores.kinds:
         rows = unit_map(model, kind)
+        crosses = crossing is not None and kind != WIDTH and WIDTH in scores.of
         for layer, row in enumerate(rows):
             if row:
                 values = scores.of[kind][layer]
@@ -68,15 +75,16 @@ def portions(model: PreTrainedModel, scores: UnitScores, price: Price) -> list[P
                 for group in _groups(kind, order):
                     units = tuple(sorted(Unit(kind, layer, row[at]) for at in group))
                     worth = sum(float(values[at]) for at in group)
-                    found.append(Portion(kind, layer, units, worth, len(units) * price(kind, layer)))
+                    shared = len(units) * crossing(kind, layer) if crosses and crossing else 0.0
+                    found.append(Portion(kind, layer, units, worth, len(units) * price(kind, layer), shared))
     return found
 
 
 def _groups(kind: str, order: list[int]) -> list[list[int]]:
-    """Positions of a layer, least useful first, cut into what goes together; the last group stays."""
+    """Positions of a layer or of the width, least useful first, cut into what goes together; the last group stays."""
     if kind == LAYER:
         return [order]
-    size = group_of(len(order)) if kind == NEURON else 1
+    size = group_of(len(order), kind) if kind in FEWEST_GROUPS else 1
     first = len(order) % size or size
     return [order[:first], *(order[at : at + size] for at in range(first, len(order), size))][:-1]
 
@@ -95,19 +103,34 @@ class Choice:
     def gone_layers(self) -> set[int]:
         return {portion.layer for portion in self.taken if portion.kind == LAYER}
 
+    def dimensions(self) -> int:
+        """How many of the width are gone."""
+        return sum(len(portion.units) for portion in self.taken if portion.kind == WIDTH)
+
     def counted(self) -> list[Portion]:
         gone = self.gone_layers()
-        return [portion for portion in self.taken if portion.kind == LAYER or portion.layer not in gone]
+        return [portion for portion in self.taken if portion.kind in (LAYER, WIDTH) or portion.layer not in gone]
 
     def saved(self) -> float:
-        return sum(portion.price for portion in self.counted())
+        counted, thinner = self.counted(), self.dimensions()
+        return sum(portion.price for portion in counted) - thinner * sum(portion.crossing for portion in counted)
 
-    def rest_of(self, portion: Portion) -> tuple[float, float]:
-        """Worth and price of a portion beyond what is gone already."""
-        if portion.kind != LAYER:
-            return portion.worth, portion.price
-        inside = [one for one in self.taken if one.layer == portion.layer]
-        return portion.worth - sum(one.worth for one in inside), portion.price - sum(one.price for one in inside)
+    def rests(self, offered: Sequence[Portion]) -> list[tuple[float, float, Portion]]:
+        """Worth and price of each beyond what is gone already."""
+        thinner, crossed = self.dimensions(), sum(portion.crossing for portion in self.counted())
+        inside: dict[int, list[Portion]] = {}
+        for one in self.taken:
+            if one.kind not in (LAYER, WIDTH):
+                inside.setdefault(one.layer, []).append(one)
+        found = []
+        for portion in offered:
+            parts = inside.get(portion.layer, []) if portion.kind == LAYER else []
+            worth = portion.worth - sum(one.worth for one in parts)
+            price = portion.price - sum(one.price for one in parts)
+            price -= thinner * (portion.crossing - sum(one.crossing for one in parts))
+            price -= crossed * len(portion.units) if portion.kind == WIDTH else 0.0
+            found.append((worth, price, portion))
+        return found
 
     def next(self, missing: float) -> Portion | None:
         """The least worth for its price among what does not save more than is missing; where all do, what saves least."""
@@ -116,10 +139,9 @@ class Choice:
         offered = [
             one
             for one in self.offered
-            if id(one) not in taken and one.layer not in gone and not (one_left and one.kind == LAYER)
+            if id(one) not in taken and (one.kind == WIDTH or one.layer not in gone) and not (one_left and one.kind == LAYER)
         ]
-        rests = [(*self.rest_of(one), one) for one in offered]
-        rests = [(worth, price, one) for worth, price, one in rests if price > 0]
+        rests = [(worth, price, one) for worth, price, one in self.rests(offered) if price > 0]
         fitting = [(worth / price, one.units, one) for worth, price, one in rests if price <= missing]
         if fitting:
             return min(fitting)[2]
@@ -141,12 +163,14 @@ def share_out(offered: Sequence[Portion], target: float, layers: int) -> tuple[l
 def fewer_parameters(model: PreTrainedModel, scores: UnitScores, share: float) -> list[Unit]:
     """The units whose absence makes the model smaller by this share of all its parameters, or a little more."""
     total = sum(parameter.numel() for parameter in model.parameters())
-    offered = portions(model, scores, lambda kind, layer: parameters_of(model, kind, layer))
+    price, crossing = partial(parameters_of, model), partial(parameters_by_dimension, model)
+    offered = portions(model, scores, price, crossing)
     chosen, saved = share_out(offered, share * total, _layers(model))
     if saved < share * total:
+        stays = "some of the width stays" if WIDTH in scores.of else "embeddings stay"
         raise UserError(
             f"−{written(100 * share, 0)} % of the parameters cannot go: {named(scores.kinds)} that may go hold "
-            f"{per_cent(saved / total)} of them (embeddings stay, and a head and a group of neurons in each layer that stays)"
+            f"{per_cent(saved / total)} of them ({stays}, and a head and a group of neurons in each layer that stays)"
         )
     return chosen
 
@@ -169,8 +193,13 @@ def most_fewer(model: PreTrainedModel, kinds: Sequence[str], share: float) -> No
 
 
 def named(kinds: Sequence[str]) -> str:
-    words = [f"{kind}s" for kind in kinds]
+    words = [kind if kind == WIDTH else f"{kind}s" for kind in kinds]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def so_many(number: int, kind: str) -> str:
+    unit = "dimension" if kind == WIDTH else kind
+    return f"{number:,} {unit}{'s' * (number != 1)}"
 
 
 def _layers(model: PreTrainedModel) -> int:
@@ -203,7 +232,11 @@ CLOSE = 0.02  # enough of the way to the speed that was asked for
 def faster(model: PreTrainedModel, scores: UnitScores, times: float, length: int) -> list[Unit]:
     """The units without which the model reads so many times as fast, as measured here and now."""
     now, prices = measured_prices(model, scores.kinds, length)
-    offered = portions(model, scores, lambda kind, layer: max(0.0, prices[kind]))
+    width = len(unit_map(model, WIDTH)[0]) if WIDTH in scores.of else 1
+    # what is left of a unit's time is in proportion to the width that is left
+    offered = portions(
+        model, scores, lambda kind, layer: max(0.0, prices[kind]), lambda kind, layer: max(0.0, prices[kind]) / width
+    )
     wanted = now * (1 - 1 / times)
     target, best, best_speed, all_gone = wanted, list[Unit](), 1.0, False
     for _ in range(TRIES):
@@ -220,6 +253,6 @@ def faster(model: PreTrainedModel, scores: UnitScores, times: float, length: int
     if not best or (all_gone and best_speed < times * (1 - CLOSE)):
         raise UserError(
             f"--speed {times:g}: without all the {named(scores.kinds)} that may go the model reads {best_speed:.2f} times as "
-            "fast on this machine (embeddings, norms and what each layer keeps stay)"
+            "fast on this machine (what each layer keeps stays, and all that is no such unit)"
         )
     return best

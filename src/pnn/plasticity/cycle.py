@@ -299,6 +299,8 @@ def fingerprint(model: PreTrainedModel) -> str:
     digest = hashlib.sha256(repr(head_map(model)).encode())
     if getattr(model.config, "neuron_map", None) is not None:
         digest.update(repr(model.config.neuron_map).encode())
+    if getattr(model.config, "width_map", None) is not None:
+        digest.update(repr(model.config.width_map).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else b"")

@@ -1,11 +1,12 @@
 """A reorganised model: the original class with other matrices, under a `model_type` of its own.
 
 `prune` and `grow` give an instance of the model's own class (a pruned GPT2LMHeadModel is one), so whatever takes the original
-takes it too. Its config is the original's with up to three entries more, `head_map`, `neuron_map` and `gone_layers`. On disk
-that would not do: no class of transformers builds layers with different numbers of heads, and loading would fail over the
-shapes. So config.json is that of `models/plastic.py`, and after `import pnn` the Auto classes find their way from there: build
-the original, cut its matrices to the maps, read the weights. `save_pretrained` writes it too, so HF `Trainer` and our own loop
-leave checkpoints that load again. What was removed shows in the time it takes: see `models/recorded`.
+takes it too. Its config is the original's with up to four entries more, `head_map`, `neuron_map`, `gone_layers` and
+`width_map`. On disk that would not do: no class of transformers builds layers with different numbers of heads, and loading
+would fail over the shapes. So config.json is that of `models/plastic.py`, and after `import pnn` the Auto classes find their
+way from there: build the original, cut its matrices to the maps, read the weights. `save_pretrained` writes it too, so HF
+`Trainer` and our own loop leave checkpoints that load again. What was removed shows in the time it takes: see
+`models/recorded`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pnn.models.loading import load_as_named, save_tokenizer
 from pnn.models.plastic import CHANGES, PlasticConfig
 from pnn.models.recorded import quicken
 from pnn.models.registry import AUTO_CLASSES, classes_of, register
-from pnn.plasticity.architectures import HEAD, LAYER, NEURON, architecture_of
+from pnn.plasticity.architectures import HEAD, LAYER, NEURON, WIDTH, architecture_of
 from pnn.plasticity.units import rearrange, unit_map
 
 
@@ -42,6 +43,8 @@ class Plastic:
             maps[NEURON] = changes["neuron_map"]
         if changes["gone_layers"]:
             maps[LAYER] = [[] if layer in changes["gone_layers"] else row for layer, row in enumerate(unit_map(self, LAYER))]
+        if changes["width_map"] is not None:
+            maps[WIDTH] = [changes["width_map"]]
         rearrange(self, maps)
         quicken(self)
 

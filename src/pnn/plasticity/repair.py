@@ -9,7 +9,7 @@ X: what the matrix reads in the original model, X̃: what it reads in the smalle
 That is the update of the optimal brain surgeon, for all columns at once. The ridge pulls towards the weights as they were, so
 the error on the calibration text is never larger than without repair; where the columns that went are linear combinations of
 those that stayed it vanishes (to λ). Matrices are repaired from the first layer to the last, each on what the repaired layers
-before it hand on, so errors do not add up.
+before it hand on, so errors do not add up. Where dimensions of the state are gone too, y is what it was in those that stayed.
 
     error of a matrix = ‖X̃ W' + b' − X W − b‖² / ‖X W + b‖²
 """
@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.plasticity.architectures import HEAD, NEURON, architecture_of
+from pnn.plasticity.architectures import HEAD, NEURON, WIDTH, architecture_of
 from pnn.plasticity.matrices import Projection
 from pnn.plasticity.scores import Batch, prepared, undisturbed
+from pnn.plasticity.units import unit_map
 
 M = TypeVar("M", bound=PreTrainedModel)
 RIDGE = 1e-3  # λ, as a share of the mean square of a column
@@ -112,14 +113,15 @@ def repair(smaller: M, original: PreTrainedModel, batches: Iterable[Batch], *, r
     ready = [prepared(original, batch) for batch in batches]
     if not ready:
         raise UserError("repairing a model needs batches of text")
-    theirs, touched = outputs(original), False
+    theirs, kept = outputs(original), kept_dimensions(smaller, original)
+    touched = kept is not None  # the first matrix already reads other states
     with undisturbed(original), undisturbed(repaired):
         wanted = given(original, ready)
         for at, whole in theirs.items():
             part = outputs(repaired).get(at)
             touched = touched or part is None or part.count < whole.count
             if touched and part is not None:  # what lies in front of the first that was pruned reads what it always read
-                _move(part, *_moments(_side_by_side(repaired, part, ready, wanted[at]), part), ridge)
+                _move(part, *_moments(_side_by_side(repaired, part, ready, wanted[at], kept), part), ridge)
     return repaired
 
 
@@ -143,11 +145,25 @@ def _apply_to(part: Projection, calls: list[Tensor], x: Tensor) -> None:
 
 
 def _side_by_side(
-    model: PreTrainedModel, part: Projection, batches: Iterable[dict[str, Any]], wanted: Iterable[list[Tensor]]
+    model: PreTrainedModel,
+    part: Projection,
+    batches: Iterable[dict[str, Any]],
+    wanted: Iterable[list[Tensor]],
+    kept: Tensor | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What a matrix reads in the smaller model, and what it gave in the original, batch by batch and call by call."""
     for batch, answers in zip(batches, wanted, strict=True):
-        yield from zip(_read(model, part, batch, len(answers)), answers, strict=True)
+        for x, y in zip(_read(model, part, batch, len(answers)), answers, strict=True):
+            yield x, y if kept is None else y[:, kept]
+
+
+def kept_dimensions(smaller: PreTrainedModel, original: PreTrainedModel) -> Tensor | None:
+    """Where the dimensions of the smaller model's state are in the original's; None where it has all of them."""
+    left = getattr(smaller.config, "width_map", None)
+    if left is None or left == getattr(original.config, "width_map", None):
+        return None
+    place = {index: position for position, index in enumerate(unit_map(original, WIDTH)[0])}
+    return torch.tensor([place[index] for index in left], device=original.device)
 
 
 def _moments(pairs: Iterable[tuple[Tensor, Tensor]], part: Projection) -> tuple[Tensor, Tensor]:
@@ -183,11 +199,11 @@ def output_errors(
     """How far what each matrix gives is from what it gave in the original, as a share of the square of that."""
     ready = [prepared(original, batch) for batch in batches]
     with undisturbed(original), undisturbed(smaller):
-        wanted, now = given(original, ready), given(smaller, ready)
+        wanted, now, kept = given(original, ready), given(smaller, ready), kept_dimensions(smaller, original)
     errors = {}
     for at, answers in now.items():
         before, after = (
-            torch.cat([y for batch in wanted[at] for y in batch]),
+            torch.cat([y if kept is None else y[:, kept] for batch in wanted[at] for y in batch]),
             torch.cat([y for batch in answers for y in batch]),
         )
         wrong, whole = (float(one.double().square().sum()) for one in (after - before, before))

@@ -19,8 +19,8 @@ from pnn.errors import UserError, did_you_mean
 from pnn.files import let_go
 from pnn.models.registry import kind_of
 from pnn.numbers import per_cent
-from pnn.plasticity.architectures import KINDS, LAYER, architecture_of
-from pnn.plasticity.budget import as_many, faster, fewer_parameters, most_fewer
+from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, NEURON, WIDTH, architecture_of
+from pnn.plasticity.budget import as_many, faster, fewer_parameters, most_fewer, named, so_many
 from pnn.plasticity.cycle import fingerprint
 from pnn.plasticity.journal import Journal, Record
 from pnn.plasticity.measure import speeds, writing_speeds
@@ -62,14 +62,16 @@ class ShrinkSettings:
         if self.faster is not None and not self.faster > 1:
             raise UserError(f"--speed {self.faster:g}: ask for more than 1, which is as fast as now")
         if not self.kinds:
-            raise UserError(f"--kinds names none of {', '.join(KINDS)}")
+            raise UserError(f"--kinds names none of {', '.join(ALL_KINDS)}")
         for kind in self.kinds:
-            if kind not in KINDS:
-                raise UserError(f"there is no kind of unit called {kind!r}{did_you_mean(kind, KINDS)}")
+            if kind not in ALL_KINDS:
+                raise UserError(f"there is no kind of unit called {kind!r}{did_you_mean(kind, ALL_KINDS)}")
         if self.by not in UNIT_METHODS:
             raise UserError(f"no way to score units is called {self.by!r}{did_you_mean(self.by, UNIT_METHODS)}")
-        if self.by in OF_MATRICES and set(self.kinds) == {LAYER}:
-            raise UserError(f"{self.by} compares what shares a matrix, not layers: take {', '.join(COMPARABLE)}")
+        if self.by in OF_MATRICES and not {HEAD, NEURON} & {*self.kinds}:
+            raise UserError(f"{self.by} compares what shares a matrix, not {named(self.kinds)}: take {', '.join(COMPARABLE)}")
+        if self.teacher == "states" and WIDTH in self.kinds:
+            raise UserError("--teacher states compares states of one width: learn its logits where width may go")
         self.as_cycle()  # says what is wrong with the rest
 
     def as_cycle(self) -> CycleSettings:
@@ -80,7 +82,9 @@ class ShrinkSettings:
 
 def check(model: PreTrainedModel, settings: ShrinkSettings) -> None:
     """What is sure to fail is said before any text is read."""
-    architecture_of(model)
+    architecture = architecture_of(model)
+    if WIDTH in settings.kinds:
+        architecture.stream(model)
     if model.get_output_embeddings() is None:
         raise UserError(
             f"a {type(model).__name__} predicts no tokens, and shrinking is measured by that: give a language model"
@@ -130,7 +134,7 @@ def shrink(
             phase = PHASES[journal.done]
             if phase == "initial":
                 found = measure(original, text)
-                journal.record("initial", **found, units=_counts(original))
+                journal.record("initial", **found, units=_counts(original, settings))
                 tell(f"{found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
             elif phase == "pruning":
                 gone = _choose(original, text, settings, length)
@@ -140,8 +144,8 @@ def shrink(
                 now = journal.keep("round-1-pruned", smaller, tokenizer)
                 found = measure(now, text)
                 lost = Counter(unit.kind for unit in gone)
-                journal.record("pruning", pruned=dict(lost), **found, units=_counts(now))
-                what = ", ".join(f"{lost[kind]:,} {kind}{'s' * (lost[kind] != 1)}" for kind in KINDS if lost[kind])
+                journal.record("pruning", pruned=dict(lost), **found, units=_counts(now, settings))
+                what = ", ".join(so_many(lost[kind], kind) for kind in ALL_KINDS if lost[kind])
                 tell(f"pruned {what}: {found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
             else:
                 with Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
@@ -152,7 +156,7 @@ def shrink(
                             journal.record("evaluation", step=step, **held)
                 now = journal.keep("round-1-learned", now, tokenizer)
                 found = measure(now, text)
-                journal.record("final", **found, units=_counts(now))
+                journal.record("final", **found, units=_counts(now, settings))
                 tell(f"perplexity {found['perplexity']:.3f} after {plan.learn_steps} updates")
             journal.finish_phase(ends_round=phase == PHASES[-1])
     finally:
@@ -173,12 +177,13 @@ def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, length
         gone = faster(model, scores, settings.faster, length)
     if not within:
         return gone
-    kinds = [kind for kind in settings.kinds if kind != LAYER]
+    kinds = [kind for kind in settings.kinds if kind in (HEAD, NEURON)]
     return as_many(model, gone, score_units(model, batches, settings.by, kinds))
 
 
-def _counts(model: PreTrainedModel) -> dict[str, int]:
-    return {kind: sum(map(len, unit_map(model, kind))) for kind in KINDS}
+def _counts(model: PreTrainedModel, settings: ShrinkSettings) -> dict[str, int]:
+    """Of every kind; of the width where it may go, which not every model has as units."""
+    return {kind: sum(map(len, unit_map(model, kind))) for kind in (*KINDS, *({WIDTH} & {*settings.kinds}))}
 
 
 def _summary(

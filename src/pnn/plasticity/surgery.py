@@ -3,6 +3,7 @@
     head     W_q, W_k, W_v (and their biases) lose the head's rows, W_o its columns; b_o stays
     neuron   W_up, W_gate (and their biases) lose a row, W_down a column; its bias stays
     layer    everything in it goes, and it hands on what it gets
+    width    every matrix that reads or writes the state loses a row or a column, every norm a weight (`stream`)
 
 The outputs are those of the same model with the units masked, to rounding. Layers may keep different numbers of each.
 """
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.plasticity.architectures import HEAD, LAYER, NEURON
+from pnn.plasticity.architectures import HEAD, LAYER, NEURON, WIDTH
 from pnn.plasticity.models import as_plastic
 from pnn.plasticity.units import UnitMap, check_units, rearrange, unit_map
 
@@ -55,4 +56,9 @@ def maps_without(model: PreTrainedModel, units: Iterable[Any], *, whole_layers: 
         if empty and not (kind == HEAD and whole_layers):
             instead = "whole_layers=True allows it" if kind == HEAD else "prune the whole layer instead"
             raise UserError(f"pruning these {kind}s would leave none in layer {empty[0]} ({instead})")
+    thinner = {unit.index for unit in gone if unit.kind == WIDTH}
+    if thinner:
+        kept[WIDTH] = [[index for index in unit_map(model, WIDTH)[0] if index not in thinner]]
+        if not kept[WIDTH][0]:
+            raise UserError("pruning these dimensions would leave the model no width at all")
     return kept

@@ -35,7 +35,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
-from pnn.plasticity.architectures import HEAD, KINDS, LAYER, NEURON
+from pnn.plasticity.architectures import HEAD, KINDS, LAYER, NEURON, WIDTH
 from pnn.plasticity.matrices import Projection
 from pnn.plasticity.repair import RIDGE, input_major, listen, outputs, run
 from pnn.plasticity.scores import Batch, gate_slopes, left_out, prepared, undisturbed
@@ -56,16 +56,16 @@ def score_units(
     """A score for every unit of these kinds, higher is more useful. `batches` are as for `score`."""
     if method not in UNIT_METHODS:
         raise UserError(f"no way to score units is called {method!r}{did_you_mean(method, UNIT_METHODS)}")
-    if LAYER in kinds and method in OF_MATRICES:
-        raise UserError(f"{method} looks at one matrix, and a layer has several: score layers by fisher or contribution")
+    if method in OF_MATRICES and (wide := [kind for kind in (LAYER, WIDTH) if kind in kinds]):
+        raise UserError(f"{method} looks at one matrix, and a {wide[0]} has several: score it by fisher or contribution")
     ready = [prepared(model, batch) for batch in batches or ()]
     if not ready and method not in ("magnitude", "random"):
         raise UserError(f"scoring units by {method} needs batches of text")
     with undisturbed(model):
         found = UNIT_METHODS[method](model, ready, kinds, seed)
     nothing = torch.zeros(0, dtype=torch.float64)
-    layers = range(len(unit_map(model, LAYER)))
-    scores = UnitScores({kind: [found.get((kind, layer), nothing) for layer in layers] for kind in kinds})
+    rows = {kind: range(len(unit_map(model, kind))) for kind in kinds}
+    scores = UnitScores({kind: [found.get((kind, layer), nothing) for layer in rows[kind]] for kind in kinds})
     scores.check(model)
     return scores
 
@@ -74,7 +74,7 @@ def score_units(
 
 
 def _by_slopes(model: PreTrainedModel, batches: Batches, kinds: Sequence[str], power: int) -> Gates:
-    inside = [kind for kind in (HEAD, NEURON) if kind in kinds]
+    inside = [kind for kind in (HEAD, NEURON, WIDTH) if kind in kinds]
     found = gate_slopes(model, batches, inside, power) if inside else {}
     return found | (left_out(model, batches, (LAYER,)) if LAYER in kinds else {})
 

@@ -3,6 +3,7 @@
     head     an attention head; where several query heads share keys and values, a key-value group with all of its queries
     neuron   one inner neuron of a feed-forward part: its rows of W_up (and W_gate), its column of W_down
     layer    attention, feed-forward part and norms together: one unit in each layer, index 0
+    width    one dimension of the state that all layers read and write (`stream`): a unit of the whole model, in layer 0
 
 A unit is (kind, layer, index). Its index is the place it had in the original model and stays its own when others go. Inside the
 matrices units lie in the order of their indices. `unit_map` says which there are.
@@ -14,6 +15,7 @@ All kinds are *masked* by a gate g of zero, and *removing* them gives the same o
 
     head, neuron   W_out · (g ⊙ inner) + b           in front of the output projection
     layer          h + g · (layer(h) − h)            a layer that is gone hands on what it got
+    width          h = Σ over writes of g ⊙ write    the state is zero there
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from transformers import PreTrainedModel
 
 from pnn.errors import UserError
 from pnn.nn.packing import only_at
-from pnn.plasticity.architectures import HEAD, KINDS, LAYER, NEURON, Architecture, architecture_of
+from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, LAYER, NEURON, WIDTH, Architecture, architecture_of
 from pnn.plasticity.matrices import Projection
 
 UnitMap = list[list[int]]  # of one kind: the indices of each layer, in ascending order
@@ -37,7 +39,7 @@ Gates = dict[tuple[str, int], Tensor]  # by (kind, layer): a number for each uni
 
 
 class Unit(NamedTuple):
-    kind: str  # of KINDS
+    kind: str  # of ALL_KINDS
     layer: int
     index: int  # type: ignore[assignment]  # a tuple has a method of this name, which no unit needs
 
@@ -51,7 +53,7 @@ class UnitScores:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return tuple(kind for kind in KINDS if kind in self.of)
+        return tuple(kind for kind in ALL_KINDS if kind in self.of)
 
     def check(self, model: PreTrainedModel) -> None:
         """Finite numbers, one for each unit that the model has."""
@@ -68,12 +70,14 @@ class UnitScores:
 
 
 def unit_map(model: PreTrainedModel, kind: str) -> UnitMap:
-    """The units of a kind in each layer. Layers count as in the original model."""
+    """The units of a kind in each layer, or in one row for the whole model. Layers count as in the original model."""
     architecture = architecture_of(model)
     blocks = architecture.blocks(model)
     gone = set(getattr(model.config, "gone_layers", None) or ())
     if kind == LAYER:
         return [[] if layer in gone else [0] for layer in range(len(blocks))]
+    if kind == WIDTH:
+        return [_dimensions(model)]
     recorded = getattr(model.config, f"{kind}_map", None)
     original = range(architecture.original(kind, model.config))
     found = [[] if layer in gone else list(original) for layer in range(len(blocks))]
@@ -81,6 +85,18 @@ def unit_map(model: PreTrainedModel, kind: str) -> UnitMap:
         found = [list(row) for row in recorded]
     if [len(row) for row in found] != [architecture.parts(kind, block)[-1].count for block in blocks]:
         raise UserError(f"the model's matrices do not have the {kind}s that its config tells of: it was changed by other means")
+    return found
+
+
+def _dimensions(model: PreTrainedModel) -> list[int]:
+    architecture = architecture_of(model)
+    there = architecture.stream(model).width
+    recorded = getattr(model.config, "width_map", None)
+    found = list(range(architecture.original(WIDTH, model.config))) if recorded is None else list(recorded)
+    if len(found) != there:
+        raise UserError(
+            f"the model's matrices have {there} dimensions, its config tells of {len(found)}: it was changed by other means"
+        )
     return found
 
 
@@ -100,8 +116,8 @@ def check_units(model: PreTrainedModel, asked: Iterable[Any]) -> list[Unit]:
                 raise TypeError
         except (TypeError, ValueError):
             raise UserError(f"a head is a pair (layer, index), any unit (kind, layer, index), not {one!r}") from None
-        if unit.kind not in KINDS:
-            raise UserError(f"there is no kind of unit called {unit.kind!r}: it is one of {', '.join(KINDS)}")
+        if unit.kind not in ALL_KINDS:
+            raise UserError(f"there is no kind of unit called {unit.kind!r}: it is one of {', '.join(ALL_KINDS)}")
         if unit.kind not in present:
             present[unit.kind] = [set(row) for row in unit_map(model, unit.kind)]
         rows = present[unit.kind]
@@ -114,6 +130,8 @@ def check_units(model: PreTrainedModel, asked: Iterable[Any]) -> list[Unit]:
 def parameters_of(model: PreTrainedModel, kind: str, layer: int) -> int:
     """Parameters of each unit of this kind in this layer: all of them are alike."""
     architecture = architecture_of(model)
+    if kind == WIDTH:
+        return architecture.stream(model).held_by(model)
     block = architecture.blocks(model)[layer]
     if kind == LAYER:
         return sum(parameter.numel() for parameter in block.parameters())
@@ -124,13 +142,22 @@ def parameters_of(model: PreTrainedModel, kind: str, layer: int) -> int:
     return count
 
 
+def parameters_by_dimension(model: PreTrainedModel, kind: str, layer: int) -> int:
+    """How many parameters of each such unit go with one dimension of the width, if that goes too."""
+    architecture = architecture_of(model)
+    stream, block = architecture.stream(model), architecture.blocks(model)[layer]
+    if kind == LAYER:
+        return stream.held_by(block)
+    return sum(part.weight.numel() // part.count // stream.width for part in architecture.parts(kind, block) if part.count)
+
+
 # Changing which there are ---------------------------------------------------------------------------------------------
 
 
 def rearrange(model: PreTrainedModel, maps: Mapping[str, Sequence[Sequence[int]]]) -> None:
     """Change the model in place so that its layers have these units; heads and neurons that are new are zero. Kinds that are
     not named stay as they are. The config says what was done: `head_map`, and where they differ from the original
-    `neuron_map` and `gone_layers`."""
+    `neuron_map`, `gone_layers` and `width_map`."""
     architecture = architecture_of(model)
     blocks = architecture.blocks(model)
     layers = maps.get(LAYER, unit_map(model, LAYER))
@@ -154,6 +181,17 @@ def rearrange(model: PreTrainedModel, maps: Mapping[str, Sequence[Sequence[int]]
         architecture.empty(blocks[layer])
     if gone:
         model.config.gone_layers = gone
+    if WIDTH in maps:
+        _narrow(model, list(maps[WIDTH][0]))
+
+
+def _narrow(model: PreTrainedModel, kept: list[int]) -> None:
+    architecture, old = architecture_of(model), _dimensions(model)
+    if not {*kept} <= {*old}:
+        raise UserError("dimensions of the width that are gone do not come back")
+    if kept != old:
+        architecture.stream(model).keep([old.index(one) for one in kept], architecture.original(WIDTH, model.config))
+        model.config.width_map = kept
 
 
 def _rearrange_block(architecture: Architecture, kind: str, block: nn.Module, old: list[int], new: list[int]) -> None:
@@ -182,6 +220,10 @@ def gated(model: PreTrainedModel, gates: Gates) -> Iterator[None]:
     blocks = architecture.blocks(model)
     with ExitStack() as stack:
         for (kind, layer), gate in gates.items():
+            if kind == WIDTH:
+                for hook in architecture.stream(model).gate(gate):
+                    stack.callback(hook.remove)
+                continue
             block = blocks[layer]
             hook = gate_block(block, gate) if kind == LAYER else gate_part(architecture.parts(kind, block)[-1], gate)
             stack.callback(hook.remove)

@@ -12,14 +12,14 @@ same rows: what differs between two arms of a seed is what their settings say, s
 Arms with the same settings are one arm.
 
 Whether it matters where heads grow can be asked only where growing any helps: `growth_control` has a positive control. After
-heavy pruning by gradient it grows nothing, everything from zero (that must help, or updates and rate are too small for the
-question), and a third of what went: guided or at random, from zero or revived with the weights that the heads had.
+nearly all heads went by gradient it grows nothing, everything from zero (that must help, or updates and rate are too small for
+the question) or revived with the weights that the heads had, and some of what went: guided or at random, from zero or revived.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -46,6 +46,7 @@ class Arm:
     grow_by: str = "none"
     multiplier: float = 3.0
     init: str = "zero"
+    whole_layers: bool = False  # a layer may lose all its heads
 
     @property
     def name(self) -> str:
@@ -69,17 +70,21 @@ def all_arms() -> list[Arm]:
     return list(dict.fromkeys([CONTROL, *growth, *multipliers, *ratios, *pruning]))
 
 
-def growth_control(pruned: float = 0.6, grown: float = 0.2) -> dict[str, Arm]:
-    """The arms that a study of growth begins with, by what they are for."""
+def growth_control(pruned: float = 0.98, grown: float = 0.2, multiplier: float = 3.0) -> dict[str, Arm]:
+    """The arms that a study of growth begins with, by what they are for. `multiplier`: how many times as fast new heads
+    learn."""
+    without = Arm(pruned, multiplier=multiplier, whole_layers=True)
+    everything = replace(without, grow=pruned, grow_by="random")
     arms = {
         "retrained": CONTROL,
-        "nothing grows": Arm(pruned),
-        "all grow from zero": Arm(pruned, grow=pruned, grow_by="random"),
+        "nothing grows": without,
+        "all grow from zero": everything,
+        "all revived": replace(everything, init="revive"),
     }
     for init in ("zero", "revive"):
         for strategy in ("gradient", "random"):
-            arms[f"{strategy}, {init}"] = Arm(pruned, grow=grown, grow_by=strategy, init=init)
-    return arms | {"importance, revive": Arm(pruned, grow=grown, grow_by="importance", init="revive")}
+            arms[f"{strategy}, {init}"] = replace(without, grow=grown, grow_by=strategy, init=init)
+    return arms | {"importance, revive": replace(without, grow=grown, grow_by="importance", init="revive")}
 
 
 @dataclass(frozen=True)
