@@ -148,14 +148,14 @@ def test_the_readmes_commands_exist_with_these_options_and_configs(command):
         load_config(parsed.params["config"], parsed.params["settings"])
 
 
-def test_the_readmes_python_runs(trained_run, tmp_path):
-    """In order, on tiny models in place of the quickstart's and of the tiny decoder's run."""
+def test_the_readmes_python_runs(tmp_path):
+    """In order, on the model in the box and on a tiny one in place of the tiny decoder's run."""
     import pnn
 
     size = {"vocab_size": 80, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     pnn.DDLForCausalLM(pnn.DDLConfig(**size)).save_pretrained(tmp_path / "decoder")
     places = {
-        "runs/quickstart/pnn/checkpoints/best": trained_run / "checkpoints" / "best",
+        "models/pnn-base": ROOT / "models" / "pnn-base",
         "runs/ddl_tiny/checkpoints/best": tmp_path / "decoder",
         "runs/smaller": tmp_path / "smaller",
     }
@@ -165,7 +165,7 @@ def test_the_readmes_python_runs(trained_run, tmp_path):
         code = code.replace(written, str(here))
     names: dict = {}
     exec(code, names)
-    assert len(names["out"].states) == 7
+    assert len(names["out"].states) == 5
     assert names["rewriting"].num_steps == 8
     assert type(names["model"]) is pnn.DDLForCausalLM
     assert len(pnn.plasticity.heads(names["smaller"])) == 3
