@@ -175,6 +175,21 @@ def test_the_committed_model_answers_as_the_readme_says(pnn_command):
 
 
 @in_the_box
+def test_the_readme_says_of_it_what_was_measured():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    metrics = json.loads((ROOT / "results" / "better_than_bert" / "result.json").read_text())["metrics"]
+    answers = json.loads((ROOT / "results" / "better_than_bert" / "prompts_answers.json").read_text())
+    half, whole = (row for row in metrics["steps"] if row["model"] == "pnn_rewrite")
+    budget = metrics["models"]["pnn_rewrite"]["budgets"]["b"]
+    assert f"It predicts {100 * metrics['box_wikitext_valid']:.1f} % of WikiText-103's masked tokens" in text
+    assert f"{100 * half['accuracy']['value']:.1f} after one round, in half the time" in text
+    assert 0.5 < whole["inference_tokens_per_second"] / half["inference_tokens_per_second"] < 0.55
+    assert f"{answers['right']['pnn_base']} of {len(answers['prompts'])} prompts" in text
+    assert f"It learned for {budget['training_minutes']:.0f} minutes on one H200" in text
+    assert f"of {metrics['models']['pnn_rewrite']['parameters'] / 1e6:.1f}M parameters" in text
+
+
+@in_the_box
 def test_what_is_committed():
     for path in (ROOT / "models").rglob("*"):
         assert path.is_dir() or path.stat().st_size < 50_000_000, f"{path} is too large for git hosts"

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import transformers as hf
+from greedy import too_large
 
 from pnn.models import recorded
 from pnn.nn import recording
@@ -150,20 +151,6 @@ def test_transformers_own_path_where_nothing_can_be_recorded(why, monkeypatch):
     assert readings(model) == 0
     assert not slots(model)
     assert torch.cuda.current_stream() == before
-
-
-def too_large(kind):
-    class TooLarge(kind):
-        def __init__(self, run, *rest):
-            def greedy():
-                held = run()
-                if torch.cuda.is_current_stream_capturing():
-                    torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
-                return held
-
-            super().__init__(greedy, *rest)
-
-    return TooLarge
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from greedy import too_large
 
 import pnn
 from pnn.data.batches import pack
@@ -160,17 +161,7 @@ def test_running_out_of_memory_while_recording_is_no_error(monkeypatch):
     model = build("paper")
     batch, at = batch_of(0)
 
-    class TooLarge(recording.Recording):
-        def __init__(self, run, *rest):
-            def greedy():
-                held = run()
-                if torch.cuda.is_current_stream_capturing():
-                    torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
-                return held
-
-            super().__init__(greedy, *rest)
-
-    monkeypatch.setattr(recording, "Recording", TooLarge)
+    monkeypatch.setattr(recording, "Recording", too_large(recording.Recording))
     before = torch.cuda.current_stream()
     with bf16():
         for _ in range(3):

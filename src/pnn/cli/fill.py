@@ -34,10 +34,9 @@ def fill(
         from pnn.data.corpora import text_lines
         from pnn.evaluation.fill import fill as fill_texts
         from pnn.evaluation.reading import smaller_batches
-        from pnn.evaluation.refining import trained_steps
         from pnn.memory import out_of_memory_says
         from pnn.models.loading import load_run
-        from pnn.models.registry import kind_of
+        from pnn.models.registry import kind_of, steps_read
         from pnn.progress import track
 
     if texts and file is not None:
@@ -71,4 +70,4 @@ def fill(
                 print(json.dumps(filled))
         else:
             for filled in results:
-                print_filled(filled, kind_of(loaded.model).unit, trained_steps(loaded.model.config))
+                print_filled(filled, kind_of(loaded.model).unit, steps_read(loaded.model.config))

@@ -34,7 +34,7 @@ from pnn.evaluation.passes import PackedShape, states_at, to_device
 from pnn.files import sha256, write_json
 from pnn.models.flops import halting_flops
 from pnn.models.loading import read_config
-from pnn.models.registry import kind_of
+from pnn.models.registry import kind_of, steps_read
 from pnn.nn.halting import CRITERIA, Halt
 from pnn.nn.packing import only_at
 from pnn.numbers import count
@@ -90,8 +90,7 @@ def settings(config: Any) -> list[Setting]:
     elif config.repeat is not None:  # what was read in the middle has not left through the last refiners
         read = []
     else:
-        weights = config.step_weights or [1.0] * trained
-        read = [step for step, weight in enumerate(weights[:-1], 1) if weight > 0]
+        read = steps_read(config)[:-1]
     fewer = [Setting({"num_steps": step, "trained_steps": trained, "halt": None}, _steps(step)) for step in reversed(read)]
     every = {"num_steps": trained, "trained_steps": None, "halt": None}
     return [Setting(every, f"{_steps(trained)}, as trained"), *fewer]

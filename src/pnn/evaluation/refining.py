@@ -21,7 +21,7 @@ from pnn.data.tokenizers import canonical
 from pnn.errors import UserError
 from pnn.evaluation.fill import best_tokens
 from pnn.models.loading import LoadedRun
-from pnn.models.registry import kind_of
+from pnn.models.registry import kind_of, steps_read
 from pnn.results import Cell, Gate, Refining, Row
 
 LONGEST_TEXT = 20_000  # characters: more than any of our encoders takes, and soon told
@@ -80,7 +80,7 @@ def _grid(loaded: LoadedRun, ids: list[int], num_steps: int | None, top: int) ->
         rows.append(row)
     if not rows:
         raise UserError("the text has special tokens only: type some words, with [MASK] for those to be predicted")
-    steps = trained_steps(model.config)
+    steps = steps_read(model.config)
     return {"unit": kind_of(model).unit, "trained": steps[-1], "read": steps, "rows": rows}
 
 
@@ -93,14 +93,6 @@ def _stops(model: Any, ids: list[int], mask: int) -> list[int] | None:
     out = model.base_model(input_ids=tokens, last_at=masks if len(masks) else None, read_out=model.read_out)
     stopped: list[int] = out.halted_at[0].tolist()
     return stopped
-
-
-def trained_steps(config: Any) -> list[int]:
-    """The steps or layers after which the head was trained to read."""
-    if not kind_of(config).has_steps:
-        return [config.num_hidden_layers]
-    weights = config.step_weights or [1.0] * (config.trained_steps or config.num_steps)
-    return [step for step, weight in enumerate(weights, 1) if weight > 0]
 
 
 def _tokens(loaded: LoadedRun, text: str) -> list[int]:

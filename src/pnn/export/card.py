@@ -17,7 +17,7 @@ from pnn.export.changes import Changes
 from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
 from pnn.models.plastic import PlasticConfig
-from pnn.models.registry import AUTO_CLASSES, kind_of, sentence
+from pnn.models.registry import AUTO_CLASSES, kind_of, sentence, steps_read
 from pnn.numbers import bare_per_cent, interval, per_cent, points
 from pnn.plasticity.architectures import LAYER, NEURON
 from pnn.plasticity.heads import heads, original_counts
@@ -226,10 +226,9 @@ class Known:
 
     def _along_steps(self, values: list[str]) -> str:
         """A step without a loss has not learned to be read: what the head makes of it says nothing."""
-        weights = getattr(self.config, "step_weights", None)
-        if weights is None or min(weights) > 0 or len(values) != len(weights) + 1:
+        read = [step for step in steps_read(self.config) if step < len(values)]
+        if len(read) == len(values) - 1:
             return f"after each refinement step, from 0: {' → '.join(values)}."
-        read = [step for step, weight in enumerate(weights, 1) if weight > 0]
         named = ", ".join(f"{values[step]} after {step}" for step in read)
         return f"after the steps that have learned to be read: {named}."
 

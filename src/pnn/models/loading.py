@@ -24,7 +24,7 @@ from pnn.errors import UserError, first_line
 from pnn.memory import MOST, check_counts, check_fits
 from pnn.models.base import MaskedLMBase
 from pnn.models.plastic import PlasticConfig
-from pnn.models.registry import AUTO_CLASSES, class_named, kind_of, language_class
+from pnn.models.registry import AUTO_CLASSES, class_named, kind_of, language_class, steps_read
 from pnn.progress import say
 
 LONGEST = 2048  # where a model does not say how much it can take; lm-eval's own choice
@@ -96,8 +96,8 @@ def note_untrained_steps(asked: int | None, config: Any) -> None:
         if config.random_steps:
             trained = f"trained with {fewest} to {most} steps"
         say(f"note: --num-steps {asked:,}, but the model was {trained}")
-    elif not config.random_steps and config.step_weights is not None and config.step_weights[asked - 1] == 0:
-        read = ", ".join(str(step) for step, weight in enumerate(config.step_weights, 1) if weight > 0)
+    elif not config.random_steps and asked not in steps_read(config):
+        read = ", ".join(map(str, steps_read(config)))
         say(f"note: --num-steps {asked}, but the model was trained to be read after steps {read}")
 
 

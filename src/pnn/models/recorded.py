@@ -5,9 +5,9 @@
 **GELU in one pass.** transformers writes GPT-2's activation, ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))), as eight passes over the
 widest states there are. torch computes the same in one, in training too.
 
-**Recorded passes**, on a GPU in 16 bit, without gradients. Issuing a pass of GPT-2's size from Python takes the host as long as
-16,000 tokens take an H200, so what was pruned away does not show. The layers are recorded as a CUDA graph (`nn/recording`)
-and replayed with one call:
+**Recorded passes**, on a GPU in 16 bit, without gradients. A large GPU computes a pass of GPT-2's size about as fast as Python
+issues it, so what was pruned away does not show. The layers are recorded as a CUDA graph (`nn/recording`) and replayed with one
+call:
 
     reading    rows of one length: a shape is recorded when it comes a second time. Keys and values are copied into the cache
                that the caller gets, where transformers copies them too

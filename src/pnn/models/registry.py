@@ -183,6 +183,14 @@ def kind_of(subject: PreTrainedModel | PreTrainedConfig) -> Kind:
     return kind if kind.ours else replace(kind, causal=_predicts_next_token(config))
 
 
+def steps_read(config: Any) -> list[int]:
+    """The steps or layers after which a model was trained to be read."""
+    if not kind_of(config).has_steps:
+        return [config.num_hidden_layers]
+    weights = config.step_weights or [1.0] * (config.trained_steps or config.num_steps)
+    return [step for step, weight in enumerate(weights, 1) if weight > 0]
+
+
 def _predicts_next_token(config: PreTrainedConfig) -> bool:
     """transformers' encoders can be decoders too, if their config says so."""
     can_fill_in = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -67,7 +67,7 @@ def portions(model: PreTrainedModel, scores: UnitScores, price: Price, crossing:
     found = []
     for kind in scores.kinds:
         rows = unit_map(model, kind)
-        crosses = crossing is not None and kind != WIDTH and WIDTH in scores.of
+        crosses = None if kind == WIDTH or WIDTH not in scores.of else crossing
         for layer, row in enumerate(rows):
             if row:
                 values = scores.of[kind][layer]
@@ -75,7 +75,7 @@ def portions(model: PreTrainedModel, scores: UnitScores, price: Price, crossing:
                 for group in _groups(kind, order):
                     units = tuple(sorted(Unit(kind, layer, row[at]) for at in group))
                     worth = sum(float(values[at]) for at in group)
-                    shared = len(units) * crossing(kind, layer) if crosses and crossing else 0.0
+                    shared = len(units) * crosses(kind, layer) if crosses else 0.0
                     found.append(Portion(kind, layer, units, worth, len(units) * price(kind, layer), shared))
     return found
 

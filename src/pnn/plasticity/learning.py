@@ -17,8 +17,8 @@ The bias of W_o belongs to no head and learns at the common rate.
 The warm-up takes 100 updates, or half of them where there are fewer than 200: it is over before learning is. What is learnt is
 the text, or what a teacher predicts there (`teaching`).
 
-Updates are small, a few rows: a GPU computes them in a tenth of the time that Python takes to issue them. So the passes of
-decoders of transformers, whose rows have one length, are recorded (`Passes`).
+Updates are small, a few rows: a GPU computes them sooner than Python issues them. So the passes of decoders of transformers,
+whose rows have one length, are recorded (`Passes`).
 """
 
 from __future__ import annotations
