@@ -11,7 +11,7 @@ import pytest
 
 from pnn.errors import UserError
 from pnn.finetuning.run import Subject
-from pnn.runs import verify_model
+from pnn.runs import find_checkpoint, verify_model
 
 ROOT = Path(__file__).parents[1]
 BOX = ROOT / "models" / "pnn-base"
@@ -130,6 +130,14 @@ def test_damage_is_told_by_every_command(box, tmp_path, pnn_command, monkeypatch
     says(f"{shard} is missing: the checkpoint is not whole")
     shard.write_bytes(good)
     assert pnn_command("fill", box, "the [MASK] .")[0] == 0
+
+
+def test_a_misspelt_folder_is_not_looked_for_on_the_hub(tmp_path, pnn_command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "pnn-base").mkdir(parents=True)
+    code, _, err = pnn_command("fill", "models/pnn-bse", "a [MASK]")
+    assert (code, err.strip()) == (2, "pnn: no run or checkpoint at models/pnn-bse; did you mean models/pnn-base?")
+    assert find_checkpoint("models/another") == "models/another"
 
 
 def test_fine_tuning_knows_models_in_several_files_apart(box, tmp_path):

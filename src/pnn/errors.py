@@ -24,12 +24,17 @@ class Stopped(Exception):  # noqa: N818  (not an error: it did what it was asked
         self.exit_code = 128 + signal_number
 
 
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """What a misspelt name may have meant."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+
+
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """A suggestion for a misspelt name, as the end of a sentence: ` (did you mean "x"?)`, or what there is to choose from, or
     what is said `otherwise`."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f' (did you mean "{close[0]}"?)' if close else f" ({otherwise or 'known: ' + ', '.join(known)})"
+    close = closest(word, known)
+    return f' (did you mean "{close}"?)' if close else f" ({otherwise or 'known: ' + ', '.join(known)})"
 
 
 def first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pnn.config import RunConfig, load_config
-from pnn.errors import UserError
+from pnn.errors import UserError, closest
 from pnn.files import hold, is_taken, remove_leftovers, sha256, write_text
 from pnn.results import Environment, fits
 
@@ -127,6 +127,9 @@ def find_checkpoint(run: str | Path) -> Path | str:
         inside = sorted(str(folder.parent) for folder in path.glob("*/checkpoints"))
         hint = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
         raise UserError(f"{run} holds no checkpoint (looked for checkpoints/best, checkpoints/last and config.json){hint}")
+    # before the hub is asked: without a network that takes half a minute
+    if meant := closest(path.name, sorted(other.name for other in path.parent.glob("*/"))):
+        raise UserError(f"no run or checkpoint at {run}; did you mean {path.parent / meant}?")
     if str(run).count("/") == 1 and not str(run).startswith((".", "/", "~", "runs/")):
         return str(run)  # owner/name on the hub
     raise UserError(f"no run or checkpoint at {run}")
