@@ -1,0 +1,81 @@
+"""results/to_measure.py does what fits into the time, in order, and takes home everything but weights."""
+
+import importlib
+import shlex
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@pytest.fixture
+def to_measure(monkeypatch):
+    monkeypatch.syspath_prepend(RESULTS)
+    return importlib.import_module("to_measure")
+
+
+@pytest.fixture
+def item(to_measure, tmp_path):
+    def make(name, minutes, code="open(sys.argv[1], 'w').write('{tokens}')"):
+        command = shlex.join([sys.executable, "-c", f"import sys; {code}", f"{{runs}}/toy/{name}"])
+        return to_measure.Item("toy", name, minutes, command, name, f"measured/{name}")
+
+    return make
+
+
+def test_what_does_not_fit_is_not_started(to_measure, item, tmp_path, capfd):
+    waiting = [item("first", 0.2), item("long", 60), item("last", 0.2)]
+    failed = to_measure.work(waiting, tmp_path, {"tokens": "shards", "wikitext": "w"}, 1.0, 1)
+    assert failed == []
+    assert [one.done(tmp_path) for one in waiting] == [True, False, True]
+    assert (tmp_path / "toy" / "first").read_text() == "shards"
+    said = capfd.readouterr().out
+    assert said.index("started: first") < said.index("done: first") < said.index("started: last")
+    assert "long" not in said
+
+
+def test_promises_add_up(to_measure, item, tmp_path, capfd):
+    """Two at a time share the device: a second item of 0.6 minutes does not fit into one minute beside the first."""
+    to_measure.work([item("a", 0.6, "import time; time.sleep(2)"), item("b", 0.6)], tmp_path, {"tokens": "t"}, 1.0, 2)
+    said = capfd.readouterr().out
+    assert said.index("done: a") < said.index("started: b")
+
+
+def test_time_is_up_and_failures_are_told(to_measure, item, tmp_path, capfd):
+    slow, broken = item("slow", 0.0, "import time; time.sleep(60)"), item("broken", 0.0, "raise SystemExit(3)")
+    failed = to_measure.work([broken, slow], tmp_path, {"tokens": "t"}, 0.05, 1)
+    assert [one.name for one in failed] == ["broken"]
+    said = capfd.readouterr().out
+    assert "failed: broken" in said
+    assert "stopped: slow" in said
+
+
+def test_everything_but_weights_goes_home(to_measure, tmp_path, monkeypatch):
+    for name in ("a/seed-0/evaluation.json", "a/seed-0/checkpoints/last/model.safetensors", "a/large"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x" * (200 if "large" in name else 10))
+    monkeypatch.setattr(to_measure, "LARGEST", 100)
+    for _ in range(2):  # the first archive is not in the second
+        to_measure.take_home(tmp_path)
+        with tarfile.open(tmp_path / "home.tar.gz") as home:
+            assert home.getnames() == ["a/seed-0/evaluation.json"]
+
+
+def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(RESULTS / "better_than_bert")
+    comparison = importlib.import_module("comparison")
+    assert to_measure.SEEDS == comparison.SEEDS
+    wanted = [one for one in to_measure.items() if one.question == "better_than_bert"]
+    for one in wanted:
+        run = comparison.Run(Path("RUNS") / Path(one.leaves).parent)
+        assert run.model in one.name
+        assert f"seed {run.seed}" in one.name
+        assert run.stage in one.name
+        assert (RESULTS / "better_than_bert" / "configs" / f"{run.model}.yaml").exists()
+    assert len({one.leaves for one in wanted}) == len(wanted)
+    monkeypatch.setattr(sys, "argv", ["to_measure.py"])
+    to_measure.main()
+    assert "minutes in all" in capsys.readouterr().out
