@@ -1,13 +1,18 @@
 """What still needs a GPU, in the order in which it is wanted, one run at a time.
 
-python results/to_measure.py                                      # what is left, with its minutes on one H200
-python results/to_measure.py RUNS TOKENS WIKITEXT --minutes 26    # do what fits into 26 minutes, in this order
-python results/to_measure.py RUNS TOKENS WIKITEXT --only '(b)'    # only what has this in its name
+python results/to_measure.py                            # what is left, with its minutes on one H200
+python results/to_measure.py RUNS DATA --minutes 26     # do what fits into 26 minutes, in this order
+python results/to_measure.py RUNS DATA --only '(b)'     # only what has this in its name
 
-For a GPU that is lent for half an hour. An item starts only if it will end in time, and after each of them RUNS/home.tar.gz
-holds all files but weights. TOKENS and WIKITEXT are folders of token shards (better_than_bert/README.md). An item is done if
-what it leaves is in RUNS or was collected here. Minutes of a training are tokens over the measured speed, others are
-estimates. Not listed, because they read other text: causal_pnn, downstream, plastic_training, shrink, widths.
+For a GPU that is lent for half an hour. An item starts only if it will end in time and if DATA has what it reads:
+
+    tokens/, wikitext/       token shards of Wikipedia and of WikiText-103 valid (better_than_bert/README.md)
+    glue/, superglue/        the official files
+    text/part-0*.txt.xz      Wikipedia as text; bert/, gpt2/: tokenizers; SmolLM2-135M/: a model
+
+After each item RUNS/home.tar.gz holds all files but weights. An item is done if what it leaves is in RUNS or was collected.
+Minutes of a training are tokens over the measured speed; the others are estimates. Not listed, because they are sweeps of more
+than half an hour: causal_pnn, plastic_training, widths.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from pathlib import Path
 from pnn.runs import read_json
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 BERT = HERE / "better_than_bert"
 EPOCH = 78.7e6  # tokens
 AROUND = 0.5  # minutes of a training beside its updates, if another computes while it starts and evaluates
@@ -35,17 +41,19 @@ LARGEST = 4 << 20  # bytes of a file that goes home
 
 @dataclass(frozen=True)
 class Item:
-    question: str  # a folder of results/
     name: str
     minutes: float
-    command: str  # with {runs}, {tokens} and {wikitext}
-    leaves: str  # a file in RUNS/question
-    kept: str  # a file in results/question, once that is collected
+    command: str  # with {runs} and {data}
+    leaves: str  # a file in RUNS
+    kept: str  # a file in results/, once that is collected
+    needs: tuple[str, ...]  # in DATA
+    after: str = "."  # what must be in RUNS: weights that another item made
 
     def done(self, runs: Path | None) -> bool:
-        return (HERE / self.question / self.kept).exists() or (
-            runs is not None and (runs / self.question / self.leaves).exists()
-        )
+        return (HERE / self.kept).exists() or (runs is not None and (runs / self.leaves).exists())
+
+    def can_start(self, runs: Path, data: Path) -> bool:
+        return (runs / self.after).exists() and all((data / name).exists() for name in self.needs)
 
 
 def items() -> Iterator[Item]:
@@ -57,12 +65,34 @@ def items() -> Iterator[Item]:
         for model, seeds in SEEDS.items():
             if seed < seeds:
                 yield training("(a)", model, f"a/{model}", seed, 3)
-    for model in ("bert4", "bert12"):
-        yield training("(b)", model, f"b/{model}", 0, 10)
-    halting = f"bash {HERE}/halting/real_text/run.sh gpu {{tokens}} {{wikitext}} {{runs}}/halting/real_text"
-    yield Item("halting/real_text", "halting on real text", 12.0, halting, "home.tar.gz", "result.json")
-    hybrids = f"env TOKENS={{tokens}} bash {HERE}/hybrids/run.sh look {{runs}}/hybrids"
-    yield Item("hybrids", "a look at hybrids", 13.0, hybrids, "look/sweep.json", "measured/look/sweep.json")
+    tuning = f"bash {HERE}/downstream/run.sh {{data}} {{runs}}/better_than_bert"
+    for model in ("pnn_rewrite", "bert4", "bert12"):
+        if model != "pnn_rewrite":
+            yield training("(b)", model, f"b/{model}", 0, 10)
+        leaves, kept = f"better_than_bert/{model}-superglue/results.json", f"downstream/measured/{model}-superglue/results.json"
+        weights = "." if model == "pnn_rewrite" else f"better_than_bert/b/{model}/seed-0/evaluation.json"
+        yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
+    halting = f"bash {HERE}/halting/real_text/run.sh gpu {{data}}/tokens {{data}}/wikitext {{runs}}/halting"
+    yield Item("halting", 12.0, halting, "halting/home.tar.gz", "halting/real_text/result.json", ("tokens", "wikitext"))
+    use = (
+        f"{sys.executable} {ROOT}/benchmarks/use.py {{runs}}/use.json {{data}}/text/part-00.txt.xz {{data}}/bert {{data}}/gpt2"
+    )
+    parts, kept = "latency generate heads inference train", "../benchmarks/results/use-nvidia-h200.json"
+    yield Item("speed of use", 9.0, f"{use} {parts}", "use.json", kept, ("text", "bert", "gpt2"))
+    shrink = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
+    for seed in range(3):
+        for arm, shares in (("control", ""), ("less-20-logits", "0.2")):
+            yield Item(
+                f"shrink, {arm}, seed {seed}",
+                6.0,
+                f"{shrink} --shares {shares} --seeds {seed}",
+                f"shrink/measured/{arm}-{seed}.json",
+                f"shrink/measured/smollm2_135m/{arm}-{seed}.json",
+                ("SmolLM2-135M", "text"),
+                "." if (arm, seed) == ("control", 0) else "shrink/measured/adapted.json",  # which the first of them makes
+            )
+    hybrids = f"env TOKENS={{data}}/tokens bash {HERE}/hybrids/run.sh look {{runs}}/hybrids"
+    yield Item("a look at hybrids", 13.0, hybrids, "hybrids/look/sweep.json", "hybrids/measured/look/sweep.json", ("tokens",))
 
 
 def training(stage: str, model: str, arm: str, seed: int, epochs: int, more: dict[str, str] | None = None) -> Item:
@@ -70,16 +100,16 @@ def training(stage: str, model: str, arm: str, seed: int, epochs: int, more: dic
     rows = read_json(BERT / "measured" / "speeds.json")["rows"]
     speed = next(row for row in rows if (row["what"], row["config"]) == ("train", model))["tokens_per_second"]["median"]
     settings = {f"training.{key}": value for key, value in {"epochs": epochs, "seed": seed, **(more or {})}.items()}
-    settings |= {"data.train": "{tokens}", "evaluation.sets.wikitext_tokens.source": "{wikitext}"}
+    settings |= {"data.train": "{data}/tokens", "evaluation.sets.wikitext_tokens.source": "{data}/wikitext"}
     folder = f"{arm}/seed-{seed}"
     return Item(
-        "better_than_bert",
         f"{stage} {model}, seed {seed}" + "".join(f", {key} {value}" for key, value in (more or {}).items()),
         epochs * EPOCH / speed / 60 + AROUND,
         f"{sys.executable} -m pnn train {BERT}/configs/{model}.yaml --output {{runs}}/better_than_bert/{folder} --resume "
         + " ".join(f"--set {key}={value}" for key, value in settings.items()),
-        f"{folder}/evaluation.json",
-        f"measured/{folder}/evaluation.json",
+        f"better_than_bert/{folder}/evaluation.json",
+        f"better_than_bert/measured/{folder}/evaluation.json",
+        ("tokens", "wikitext"),
     )
 
 
@@ -93,7 +123,7 @@ def take_home(runs: Path) -> None:
     (runs / "home.tar.gz.new").replace(runs / "home.tar.gz")
 
 
-def work(left: list[Item], runs: Path, places: dict[str, str], minutes: float, at_a_time: int) -> list[Item]:
+def work(left: list[Item], runs: Path, data: Path, minutes: float, at_a_time: int) -> list[Item]:
     """Do what fits. Several at a time share the device: together they take as long as one after the other, but it computes
     while one of them starts. Returns what failed."""
     end = time.monotonic() + 60 * minutes
@@ -110,7 +140,7 @@ def work(left: list[Item], runs: Path, places: dict[str, str], minutes: float, a
                 print(f"{'failed' if process.returncode else 'done'}: {item.name}", flush=True)
                 take_home(runs)
             busy_until = max(busy_until, time.monotonic()) if running else time.monotonic()
-            fitting = [item for item in waiting if busy_until + 60 * item.minutes <= end]
+            fitting = [item for item in waiting if busy_until + 60 * item.minutes <= end and item.can_start(runs, data)]
             if not running and not fitting:
                 break
             if fitting and len(running) < at_a_time:
@@ -118,9 +148,8 @@ def work(left: list[Item], runs: Path, places: dict[str, str], minutes: float, a
                 waiting.remove(item)
                 busy_until += 60 * item.minutes
                 print(f"started: {item.name}, about {item.minutes:.1f} minutes", flush=True)
-                (runs / item.question).mkdir(parents=True, exist_ok=True)
-                with open(runs / item.question / "log.txt", "ab") as log:
-                    command = [part.format(runs=runs, **places) for part in shlex.split(item.command)]
+                with open(runs / "log.txt", "ab") as log:
+                    command = [part.format(runs=runs, data=data) for part in shlex.split(item.command)]
                     running[subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)] = item
             elif time.monotonic() > end:
                 break
@@ -137,21 +166,19 @@ def work(left: list[Item], runs: Path, places: dict[str, str], minutes: float, a
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="?")
-    parser.add_argument("tokens", nargs="?")
-    parser.add_argument("wikitext", nargs="?")
+    parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--minutes", type=float, default=26.0)
     parser.add_argument("--only", default="", help="part of the names")
     parser.add_argument("--at-a-time", type=int, default=2)
     asked = parser.parse_args()
     left = [item for item in items() if asked.only in item.name and not item.done(asked.runs)]
-    if asked.wikitext is None:
+    if asked.data is None:
         for item in left:
             print(f"{item.minutes:5.1f}  {item.name}")
         print(f"{sum(item.minutes for item in left):5.1f}  minutes in all")
         return
     asked.runs.mkdir(parents=True, exist_ok=True)
-    places = {"tokens": asked.tokens, "wikitext": asked.wikitext}
-    failed = work(left, asked.runs.resolve(), places, asked.minutes, asked.at_a_time)
+    failed = work(left, asked.runs.resolve(), asked.data.resolve(), asked.minutes, asked.at_a_time)
     sys.exit(1 if failed else 0)
 
 

@@ -19,19 +19,19 @@ def to_measure(monkeypatch):
 
 @pytest.fixture
 def item(to_measure, tmp_path):
-    def make(name, minutes, code="open(sys.argv[1], 'w').write('{tokens}')"):
-        command = shlex.join([sys.executable, "-c", f"import sys; {code}", f"{{runs}}/toy/{name}"])
-        return to_measure.Item("toy", name, minutes, command, name, f"measured/{name}")
+    def make(name, minutes, code="open(sys.argv[1], 'w').write('{data}')", **more):
+        command = shlex.join([sys.executable, "-c", f"import sys; {code}", f"{{runs}}/{name}"])
+        return to_measure.Item(name, minutes, command, name, f"nowhere/{name}", **{"needs": (), **more})
 
     return make
 
 
 def test_what_does_not_fit_is_not_started(to_measure, item, tmp_path, capfd):
     waiting = [item("first", 0.2), item("long", 60), item("last", 0.2)]
-    failed = to_measure.work(waiting, tmp_path, {"tokens": "shards", "wikitext": "w"}, 1.0, 1)
+    failed = to_measure.work(waiting, tmp_path, Path("shards"), 1.0, 1)
     assert failed == []
     assert [one.done(tmp_path) for one in waiting] == [True, False, True]
-    assert (tmp_path / "toy" / "first").read_text() == "shards"
+    assert (tmp_path / "first").read_text() == "shards"
     said = capfd.readouterr().out
     assert said.index("started: first") < said.index("done: first") < said.index("started: last")
     assert "long" not in said
@@ -39,14 +39,23 @@ def test_what_does_not_fit_is_not_started(to_measure, item, tmp_path, capfd):
 
 def test_promises_add_up(to_measure, item, tmp_path, capfd):
     """Two at a time share the device: a second item of 0.6 minutes does not fit into one minute beside the first."""
-    to_measure.work([item("a", 0.6, "import time; time.sleep(2)"), item("b", 0.6)], tmp_path, {"tokens": "t"}, 1.0, 2)
+    to_measure.work([item("a", 0.6, "import time; time.sleep(2)"), item("b", 0.6)], tmp_path, Path("t"), 1.0, 2)
     said = capfd.readouterr().out
     assert said.index("done: a") < said.index("started: b")
 
 
+def test_an_item_waits_for_its_data_and_for_what_it_follows(to_measure, item, tmp_path, capfd):
+    (tmp_path / "data" / "text").mkdir(parents=True)
+    waiting = [item("needy", 0, needs=("glue",)), item("later", 0, after="early"), item("early", 0, needs=("text",))]
+    to_measure.work(waiting, tmp_path, tmp_path / "data", 1.0, 1)
+    said = capfd.readouterr().out
+    assert said.index("done: early") < said.index("done: later")
+    assert "needy" not in said
+
+
 def test_time_is_up_and_failures_are_told(to_measure, item, tmp_path, capfd):
     slow, broken = item("slow", 0.0, "import time; time.sleep(60)"), item("broken", 0.0, "raise SystemExit(3)")
-    failed = to_measure.work([broken, slow], tmp_path, {"tokens": "t"}, 0.05, 1)
+    failed = to_measure.work([broken, slow], tmp_path, Path("t"), 0.05, 1)
     assert [one.name for one in failed] == ["broken"]
     said = capfd.readouterr().out
     assert "failed: broken" in said
@@ -68,7 +77,7 @@ def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
     monkeypatch.syspath_prepend(RESULTS / "better_than_bert")
     comparison = importlib.import_module("comparison")
     assert to_measure.SEEDS == comparison.SEEDS
-    wanted = [one for one in to_measure.items() if one.question == "better_than_bert"]
+    wanted = [one for one in to_measure.items() if one.name.startswith(("rates", "(a)", "(b)"))]
     for one in wanted:
         run = comparison.Run(Path("RUNS") / Path(one.leaves).parent)
         assert run.model in one.name
