@@ -261,7 +261,7 @@ def test_the_example(digits, tmp_path, capsys):
     spec.loader.exec_module(example)
     some = digits.at(torch.cat([(digits.labels == one).nonzero()[:3, 0] for one in range(2)]))
     example.main(str(folder_of(tmp_path / "own", some)), str(tmp_path / "out"), epochs=1)
-    assert capsys.readouterr().out.count("of 2 held-out images told right") == 5
+    assert capsys.readouterr().out.count("of 2 held-out images right") == 5
     assert pipeline("image-classification", str(tmp_path / "out"))(str(tmp_path / "own" / "0" / "0000.png"))[0]["label"] in "01"
 
 

@@ -99,7 +99,7 @@ def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
 def hits_by_step(
     model: PreTrainedModel, images: Images, num_steps: int | None = None, batch_size: int = 256
 ) -> NDArray[np.bool_]:
-    """Which images are told right after each step, (T + 1, N): of a PNN after steps 0 (the embeddings) … T, of another model
+    """Which images are right after each step, (T + 1, N): of a PNN after steps 0 (the embeddings) … T, of another model
     once, (1, N). `hits.mean(axis=1)` is the accuracy after each step."""
     model.eval()
     found = []
