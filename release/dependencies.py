@@ -78,8 +78,8 @@ def pins(file: str) -> dict[str, str]:
 TEXT = """<!-- written by release/dependencies.py: `make dependencies` -->
 # Dependencies
 
-What `pip install` installs, with licences as the packages' own metadata names them. `pyproject.toml` allows every version from the
-oldest column up to the next major one.
+What `pip install` installs, with licences as the packages' own metadata names them. `pyproject.toml` allows every version from
+the oldest column up to the next major one.
 
 | package | oldest | tested by `make test` | licence |
 |---|---|---|---|

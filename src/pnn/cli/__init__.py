@@ -99,7 +99,7 @@ def pnn(
 
     Example: pnn quickstart
 
-    Every command explains itself: pnn train --help
+    Help for one command: pnn train --help
     """
 
 

@@ -72,7 +72,7 @@ def train(model: PreTrainedModel, images: Images, recipe: Recipe | None = None) 
                 step += 1
             means.append(total.item() / len(images))
             if not math.isfinite(means[-1]):
-                raise UserError(f"the loss is not a number after {step} updates: take a lower learning_rate")
+                raise UserError(f"the loss is not a number after {step} updates: try a lower learning_rate")
             bars.update("training", step, f"loss {means[-1]:.3f}")
     model.eval()
     return means
