@@ -1,4 +1,4 @@
-"""The command `pnn`: one file a command group; parses, calls, prints.
+"""The command `pnn`: one file per command group; parses, calls, prints.
 
 Bad input is one sentence on stderr and exit code 2; a bug keeps its traceback.
 
