@@ -20,7 +20,7 @@ test: .venv/dev  ## all that needs no GPU
 check: lint  ## linters and the fast tier
 	$(BIN)/pytest -m "not gpu and not slow" -n $(WORKERS) --dist worksteal -q
 
-attack: .venv/dev  ## fuzzers, kills, a full disk, two at one folder, a page under bad input: 20 minutes on two cores, into results/attack
+attack: .venv/dev  ## fuzzers, kills, a full disk, two at one folder, a page under bad input: six minutes on two idle cores, into results/attack
 	$(BIN)/python tests/attack/run.py
 
 habits: .venv/habits  ## what people do with Hugging Face's libraries, with the transformers in use and the oldest that we take

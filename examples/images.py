@@ -35,7 +35,7 @@ def main(folder: str, output: str, epochs: int = 30) -> None:
     train(model, learn, Recipe(epochs=epochs, learning_rate=1e-3))
     hits = hits_by_step(model, held_out)
     for step, share in enumerate(hits.mean(axis=1)):
-        print(f"after step {step}: {100 * share:.1f} % of {len(held_out)} held-out images told right")
+        print(f"after step {step}: {100 * share:.1f} % of {len(held_out)} held-out images right")
     save(model, output, hits)
 
 

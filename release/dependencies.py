@@ -78,15 +78,15 @@ def pins(file: str) -> dict[str, str]:
 TEXT = """<!-- written by release/dependencies.py: `make dependencies` -->
 # Dependencies
 
-What `pip install` brings, with licences as the packages' own metadata name them. `pyproject.toml` takes every version from the
-oldest column up to the next major one.
+What `pip install` installs, with licences as the packages' own metadata names them. `pyproject.toml` allows every version from
+the oldest column up to the next major one.
 
 | package | oldest | tested by `make test` | licence |
 |---|---|---|---|
 {direct}
 
-`make oldest` runs a telling part of the tests with the oldest of all these together, `make newest` with the newest that there
-are today, each in an environment of its own. `make release` puts the whole list into the release as `bill-of-materials.json`
+`make oldest` runs the most telling tests with the oldest versions of all these together, `make newest` with today's newest,
+each in an environment of its own. `make release` puts the whole list into the release as `bill-of-materials.json`
 (CycloneDX).
 
 These packages bring others. With the CPU build of torch:

@@ -193,7 +193,7 @@ def test_the_readme_says_of_it_what_was_measured():
     assert f"{100 * half['accuracy']['value']:.1f} after one round, in half the time" in text
     assert 0.5 < whole["inference_tokens_per_second"] / half["inference_tokens_per_second"] < 0.55
     assert f"{answers['right']['pnn_base']} of {len(answers['prompts'])} prompts" in text
-    assert f"It learned for {budget['training_minutes']:.0f} minutes on one H200" in text
+    assert f"It trained for {budget['training_minutes']:.0f} minutes on one H200" in text
     assert f"of {metrics['models']['pnn_rewrite']['parameters'] / 1e6:.1f}M parameters" in text
 
 

@@ -89,7 +89,7 @@ def main(learn: Images, held_out: Images) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = ["| | parameters | told right, % | each seed | the PNN is above it by, points |", "|---|---|---|---|---|"]
+    lines = ["| | parameters | accuracy, % | each seed | the PNN's lead, points |", "|---|---|---|---|---|"]
     for row in result["rows"]:
         found = Estimate.from_json(row["accuracy"])
         seeds = ", ".join(bare_per_cent(one) for one in row["seeds"])
@@ -98,7 +98,7 @@ def table(result: dict[str, Any]) -> str:
         lines.append(f"| {row['name']} | {row['parameters']:,} | {shown} | {seeds} | {above} |")
     steps = result["rows"][0]["by_step"]
     lines += ["", "| the PNN after step | " + " | ".join(str(one) for one in range(len(steps))) + " |"]
-    lines += ["|---" * (len(steps) + 1) + "|", "| told right, % | " + " | ".join(bare_per_cent(one) for one in steps) + " |"]
+    lines += ["|---" * (len(steps) + 1) + "|", "| accuracy, % | " + " | ".join(bare_per_cent(one) for one in steps) + " |"]
     return "\n".join(lines)
 
 

@@ -67,8 +67,8 @@ ARMS = {
     "small_seconds": Arm("half of the heads and neurons", SMALLER, "seconds"),
     "growing_seconds": Arm("grows from half to the whole", GROWING, "seconds"),
     "small_updates": Arm("half of the heads and neurons", SMALLER, "updates", "growing_flops"),
-    "turnover": Arm("a tenth of its units goes and comes, 8 times", replace(FULL, turnover=0.1), "updates"),
-    "turnover_random": Arm("the same, whoever it is", replace(FULL, turnover=0.1, prune_by="random"), "updates"),
+    "turnover": Arm("a tenth of its units is replaced, 8 times", replace(FULL, turnover=0.1), "updates"),
+    "turnover_random": Arm("the same, units chosen at random", replace(FULL, turnover=0.1, prune_by="random"), "updates"),
 }
 # What is asked, in advance: the loss of the first less that of the second. Below zero is better.
 PAIRS = {

@@ -64,7 +64,8 @@ def tables(rows: dict[str, dict[str, Any]], found: dict[str, list[dict[str, Any]
     ]
     for name, one in rows.items():
         spent = [one[key] / rows["full"][key] for key in ("training_flops", "time")]
-        cells = (f"`{name}`: {one['arm']}", f"{one['updates']:,}", short_count(one["parameters"]), *(f"{x:.2f}" for x in spent))
+        arm = f"`{name}`: {ARMS[name].told}"
+        cells = (arm, f"{one['updates']:,}", short_count(one["parameters"]), *(f"{x:.2f}" for x in spent))
         lines.append(f"| {' | '.join(cells)} | {estimate(one['loss'], 4)} |")
     return "\n".join([*lines, "", *pairs_table(found)])
 

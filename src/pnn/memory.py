@@ -63,7 +63,7 @@ def check_counts(values: Any, where: str) -> None:
     """Refuse numbers of layers or steps that no model has, in what a YAML or JSON file says, and inside."""
     for key, value in values.items() if isinstance(values, dict) else ():
         if key in COUNTS and isinstance(value, int) and value > MOST:
-            raise UserError(f"{where}: {key} is {value:,}, and the most that is taken is {MOST:,}")
+            raise UserError(f"{where}: {key} is {value:,}, but at most {MOST:,} are allowed")
         check_counts(value, where)
 
 

@@ -41,7 +41,7 @@ def check_free(run: Path, config: RunConfig, resume: bool) -> None:
     if not resume:
         if is_taken(run):
             raise UserError(
-                f"{run} already holds another run or other files: choose another --output, or --resume to go on with it"
+                f"{run} already holds another run or other files: choose another --output, or continue it with --resume"
             )
     elif is_taken(run) and not held.exists():
         raise UserError(f"cannot resume {run}: it holds files but no config.yaml, so it is not a run folder")
@@ -177,8 +177,8 @@ def check_commit(run: Path) -> None:
     found = read_json(run / "environment.json")
     if not isinstance(found, dict) or not found.get("git"):
         raise UserError(
-            f"{run}: its environment.json names no commit, so nobody could make its numbers again: "
-            "`make stamp` before the code is copied to another machine, then train there"
+            f"{run}: its environment.json names no commit, so its numbers could not be repeated: "
+            "run `make stamp` before you copy the code to another machine, then train there"
         )
 
 
@@ -212,6 +212,6 @@ def read_metrics(path: Path, needed: Sequence[str] = ()) -> list[Any]:
             if number == len(lines):
                 break
         if not isinstance(row, dict) or not all(isinstance(row.get(key), int | float) for key in needed):
-            raise UserError(f"{path} is damaged in line {number}: remove what follows it, or bring back a copy")
+            raise UserError(f"{path} is damaged in line {number}: remove what follows it, or restore a copy")
         rows.append(row)
     return rows

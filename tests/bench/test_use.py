@@ -89,7 +89,7 @@ def test_generating_gives_as_many_tokens_as_it_says(small, decoder):
 
 def test_only_decoders_generate_and_only_encoders_have_a_latency(pnn_command, decoder, tiny_config, tmp_path):
     for config, what, says in (
-        (tiny_config(), "generate", "is no decoder"),
+        (tiny_config(), "generate", "is not a decoder"),
         (decoder("a"), "latency", "only train and generate"),
     ):
         code, _, err = pnn_command("bench", config, "--what", what, "--output", tmp_path / "out.json")

@@ -245,7 +245,7 @@ def test_a_tokenizer_that_does_not_match(pnn_command, trained_run, tmp_path):
     swapped = {"fox": tokenizer["model"]["vocab"]["otter"], "otter": tokenizer["model"]["vocab"]["fox"]}
     tokenizer["model"]["vocab"] |= swapped
     (best / "tokenizer.json").write_text(json.dumps(tokenizer))
-    fails(pnn_command, "evaluate", run, says=("tokenizer", "match"))
+    fails(pnn_command, "evaluate", run, says=("tokenizer", "config names"))
     tokenizer["model"]["vocab"] |= {f"more{i}": 1000 + i for i in range(50)}
     (best / "tokenizer.json").write_text(json.dumps(tokenizer))
     fails(pnn_command, "evaluate", run, says=("tokenizer has", "the model"))

@@ -347,7 +347,7 @@ def test_large_corpora_are_streamed_up_to_twice_the_sequences_asked_for(hub):
 
 @pytest.mark.parametrize("name", ["c4", "bookcorpus"])
 def test_large_corpora_need_a_limit(hub, name):
-    assert error_of(name) == f'"{name}" is too large to take whole: set data.max_sequences'
+    assert error_of(name) == f'"{name}" is too large to read whole: set data.max_sequences'
     assert hub == []
 
 

@@ -235,9 +235,9 @@ def test_a_kill_at_any_moment_leaves_a_model_that_loads(run, writes, monkeypatch
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "--lose 0.3; or --undo"),
-        (("--lose", 1, "--undo"), "--lose 0.3; or --undo"),
-        (("--lose", -1), "--lose -1: points of accuracy, from 0 to below 100"),
+        ((), "(--lose 0.3), or give --undo alone"),
+        (("--lose", 1, "--undo"), "(--lose 0.3), or give --undo alone"),
+        (("--lose", -1), "--lose -1: expected points of accuracy, from 0 to below 100"),
         (("--lose", 100), "from 0 to below 100"),
         (("--lose", "nan"), "from 0 to below 100"),
         (("--lose", 0.3), "too short to calibrate on"),

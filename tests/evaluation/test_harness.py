@@ -353,7 +353,7 @@ def test_arguments_that_make_no_sense(pnn_command, ddl, files, tmp_path):
     assert "8 documents: too few" in fails(pnn_command, ddl, "--task", "piqa", "--shots", "8", "--task-files", files)
     assert "no such folder" in fails(pnn_command, ddl, "--task", "piqa", "--task-files", tmp_path / "nowhere")
     assert "no piqa.jsonl, which piqa needs" in fails(pnn_command, ddl, "--task", "piqa", "--task-files", tmp_path)
-    assert "belong to --task" in fails(pnn_command, ddl, "--limit", 3)
+    assert "need --task" in fails(pnn_command, ddl, "--limit", 3)
     assert "leave out --data" in fails(pnn_command, ddl, "--task", "piqa", "--data", "synthetic")
     assert "nothing" in fails(pnn_command, tmp_path / "nothing", "--task", "piqa", "--task-files", files)
 
@@ -363,9 +363,9 @@ def test_arguments_that_make_no_sense(pnn_command, ddl, files, tmp_path):
     [
         (b"", "holds 0 documents"),
         (b'{"query": "a", "choices": ["b", "c"], "gold": 1}\n{"query": \n', "line 2 is not JSON"),
-        (b'{"query": "a", "choices": ["b", "c"], "gold": 2}\n', "line 1 is no document of piqa (gold is 2, but there are 2"),
-        (b'{"query": "a", "choices": ["b", "c", "d"], "gold": 1}\n', "line 1 is no document of piqa"),
-        (b'{"goal": "a", "gold": 1}\n', "line 1 is no document of piqa (no 'choices')"),
+        (b'{"query": "a", "choices": ["b", "c"], "gold": 2}\n', "line 1 is not a document of piqa (gold is 2, but there are 2"),
+        (b'{"query": "a", "choices": ["b", "c", "d"], "gold": 1}\n', "line 1 is not a document of piqa"),
+        (b'{"goal": "a", "gold": 1}\n', "line 1 is not a document of piqa (no 'choices')"),
         (b"\xff\n", "not valid UTF-8"),
     ],
 )

@@ -200,7 +200,7 @@ def test_a_vit_of_equal_size(digits):
     assert vit.num_parameters() == pytest.approx(model.num_parameters(), rel=0.1)
     train(vit, digits, Recipe(epochs=1, batch_size=100))
     assert hits_by_step(vit, digits).shape == (1, len(digits))
-    with pytest.raises(UserError, match="take other layers or heads"):
+    with pytest.raises(UserError, match="choose other layers or heads"):
         vit_of_equal_size(model.config, layers=40)
 
 
@@ -237,7 +237,7 @@ def test_a_folder_of_images(digits, tmp_path):
     with pytest.raises(UserError, match="class more has 0 images"):
         ordered.split(0.3)
 
-    with pytest.raises(UserError, match="knows no class of this name"):
+    with pytest.raises(UserError, match="has no class of this name"):
         from_folder(folder, PROCESSOR, classes=["0", "1", "2"])
     (folder / "2" / "notes.txt").write_text("no image")
     with pytest.raises(UserError, match=r"notes\.txt: Pillow cannot read it"):
@@ -247,7 +247,7 @@ def test_a_folder_of_images(digits, tmp_path):
         from_folder(folder, PROCESSOR)
     with pytest.raises(UserError, match="no subfolders"):
         from_folder(folder / "0", PROCESSOR)
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         from_folder(folder / "nowhere", PROCESSOR)
     (tmp_path / "one" / "class").mkdir(parents=True)
     with pytest.raises(UserError, match=r"one subfolder \(class\)"):
@@ -261,7 +261,7 @@ def test_the_example(digits, tmp_path, capsys):
     spec.loader.exec_module(example)
     some = digits.at(torch.cat([(digits.labels == one).nonzero()[:3, 0] for one in range(2)]))
     example.main(str(folder_of(tmp_path / "own", some)), str(tmp_path / "out"), epochs=1)
-    assert capsys.readouterr().out.count("of 2 held-out images told right") == 5
+    assert capsys.readouterr().out.count("of 2 held-out images right") == 5
     assert pipeline("image-classification", str(tmp_path / "out"))(str(tmp_path / "own" / "0" / "0000.png"))[0]["label"] in "01"
 
 

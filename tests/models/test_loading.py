@@ -231,7 +231,7 @@ def test_weights_that_are_not_numbers_are_told(folders, tmp_path, load):
 @pytest.mark.parametrize(
     ("name", "values", "says"),
     [
-        ("pnn", {"num_steps": 10**9, "schedule": None}, "num_steps is 1,000,000,000, and the most that is taken is 10,000"),
+        ("pnn", {"num_steps": 10**9, "schedule": None}, "num_steps is 1,000,000,000, but at most 10,000 are allowed"),
         ("pnn", {"num_labels": 10**9}, "num_labels is 1,000,000,000"),
         ("pnn", {"vocab_size": 10**12}, r"needs at least \d+,000.0 GB"),
         ("pnn", {"intermediate_size": 10**12}, r"needs at least \d+,000.0 GB"),

@@ -102,15 +102,15 @@ def refused(pnn_command, *arguments, says: str) -> None:
     [
         (("--prune", 1), "would leave none of 12"),
         (("--prune", 0.5, "--grow", 0, "--rounds", 3), "round 3: pruning 0.5 of 3 heads would leave 2 in 3 layers"),
-        (("--prune", 0.9), "9 is the most"),
+        (("--prune", 0.9), "at most 9 can go"),
         (("--prune", 1.5), "between 0 and 1"),
         (("--prune", 0.1, "--grow", 0.5), "but after pruning there is room for 1: grow fewer, or let"),
         (("--prune-by", "entropie"), 'did you mean "entropy"'),
         (("--grow-by", "balance"), 'did you mean "balanced"'),
         (("--init", "ones"), "there is no 'ones' to start new heads as"),
         (("--max-length", 99), "rows of 8 to 24 tokens"),
-        (("--learning-rate", 0), "above 0"),
-        (("--multiplier", -1), "above 0"),
+        (("--learning-rate", 0), "more than 0"),
+        (("--multiplier", -1), "more than 0"),
         (("--validation", "nowhere.txt"), "nowhere.txt"),
     ],
 )
@@ -123,7 +123,7 @@ def test_what_cannot_be_done_is_said_first(options, says, pnn_command, saved):
 
 def test_text_that_is_too_short(pnn_command, saved):
     Path("short.txt").write_text(" ".join(language(20).split()[:60]))
-    refused(pnn_command, "cycle", "model", "--data", "short.txt", "--output", "new", says="4 are the fewest")
+    refused(pnn_command, "cycle", "model", "--data", "short.txt", "--output", "new", says="needs at least 4")
     Path("shorter.txt").write_text(" ".join(language(20).split()[:6]))
     said = "shorter than one row of 24 tokens (data.max_length, --max-length)"
     refused(pnn_command, "cycle", "model", "--data", "shorter.txt", "--output", "new", says=said)
@@ -155,6 +155,6 @@ def test_growing_where_there_is_no_place(pnn_command, saved):
     refused(pnn_command, "grow", "model", "--data", "text.txt", "--output", "new", says="with --beyond")
     refused(pnn_command, "prune", "model", "--output", "new", says="--data")
     # in words that fit the options of this command too, not only the cycle's
-    refused(pnn_command, "prune", "model", "--output", "new", "--ratio", 25, says="cannot prune 25 of the heads: a share lies")
+    refused(pnn_command, "prune", "model", "--output", "new", "--ratio", 25, says="cannot prune 25 of the heads: expected")
     refused(pnn_command, "prune", "model", "--output", "new", "--by", "best", says="there is no 'best' to prune by")
     assert not Path("new").exists()

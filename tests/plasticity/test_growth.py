@@ -227,5 +227,5 @@ def test_no_place_and_no_share(built):
     with pytest.raises(UserError, match="no place to grow"):
         propose(built("gpt2"), 0.1, "random")
     for ratio in (0.0, 1.5):
-        with pytest.raises(UserError, match="above 0 and up to 1"):
+        with pytest.raises(UserError, match="above 0 and at most 1"):
             propose(prune(built("gpt2"), [(0, 0)]), ratio, "random")

@@ -137,17 +137,17 @@ def test_wanda_and_magnitude_by_hand():
 def test_what_cannot_be(built, texts):
     model = built("gpt2")
     small = prune(model, [(0, 0)])
-    with pytest.raises(UserError, match=r"no way to score units is called 'fischer'.*fisher"):
+    with pytest.raises(UserError, match=r"unknown score of units 'fischer'.*fisher"):
         score_units(model, texts(model), "fischer")
     with pytest.raises(UserError, match="needs batches"):
         score_units(model, None, "wanda", ("head",))
     with pytest.raises(UserError, match="a layer has several"):
         score_units(model, texts(model), "wanda", ("head", "layer"))
-    with pytest.raises(UserError, match="compares what shares a matrix"):
+    with pytest.raises(UserError, match="compares units of one matrix"):
         ShrinkSettings(fewer=0.2, by="wanda", kinds=("layer",))
     with pytest.raises(UserError, match="needs batches"):
         repair(small, model, [])
-    with pytest.raises(UserError, match="a ridge of 0"):
+    with pytest.raises(UserError, match="ridge=0"):
         repair(small, model, texts(model), ridge=0)
 
 

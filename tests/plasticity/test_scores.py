@@ -427,5 +427,5 @@ def test_a_share_that_is_none(ratio):
 
 
 def test_more_than_the_floor_allows():
-    with pytest.raises(UserError, match="cannot prune 8 of 8 heads and keep 1 in each layer: 6 is the most"):
+    with pytest.raises(UserError, match="cannot prune 8 of 8 heads and keep 1 in each layer: at most 6 can go"):
         choose(grid(2, 4), 1.0)

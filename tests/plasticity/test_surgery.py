@@ -214,7 +214,7 @@ def test_a_model_cut_by_other_means_is_noticed(built):
     model = copy.deepcopy(built("gpt2"))
     pruned = prune(model, [(0, 0)])
     pruned.config.head_map = [[0, 1, 2, 3]] * 3
-    with pytest.raises(UserError, match="changed by other means"):
+    with pytest.raises(UserError, match="something else changed it"):
         heads(pruned)
 
 

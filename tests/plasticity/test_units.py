@@ -129,7 +129,7 @@ def test_a_refiners_steps_can_still_be_looked_at(built, texts):
         ([("layer", layer, 0) for layer in range(3)], "these layers would leave none in the whole model"),
         ([("neuron", 0, 999)], "no neuron 999 in layer 0"),
         ([("layer", 7, 0)], "no layer 0 in layer 7"),
-        ([("channel", 0, 0)], "no kind of unit called 'channel'"),
+        ([("channel", 0, 0)], "unknown kind of unit 'channel'"),
         (["head"], "any unit .kind, layer, index."),
     ],
 )
@@ -141,9 +141,9 @@ def test_what_cannot_go(built, asked, message):
 def test_scores_that_do_not_fit_are_noticed(built):
     model = built("gpt2")
     UnitScores({"head": [torch.ones(4)] * 3}).check(model)
-    with pytest.raises(UserError, match="one for each head"):
+    with pytest.raises(UserError, match="one score for each head"):
         UnitScores({"head": [torch.ones(4)] * 2}).check(model)
-    with pytest.raises(UserError, match="layer 0 has a score that is no number"):
+    with pytest.raises(UserError, match="layer 0 has a score that is not a number"):
         UnitScores({"layer": [torch.tensor([float("nan")])] * 3}).check(model)
 
 

@@ -232,9 +232,9 @@ def test_what_cannot_go(built, asked, message):
 
 
 def test_settings_that_do_not_go_together():
-    with pytest.raises(UserError, match="states compares states of one width"):
+    with pytest.raises(UserError, match="states needs states of one width"):
         ShrinkSettings(fewer=0.1, kinds=ALL_KINDS, teacher="states")
-    with pytest.raises(UserError, match="surgeon compares what shares a matrix, not width"):
+    with pytest.raises(UserError, match="surgeon compares units of one matrix, not width"):
         ShrinkSettings(fewer=0.1, kinds=(WIDTH,), by="surgeon")
 
 

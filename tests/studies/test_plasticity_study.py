@@ -262,7 +262,7 @@ def test_clear_errors(here, tmp_path, pnn_command):
         (("small", "--data", "text.txt", "--data", "text.txt"), "--data was given 2 times"),
         (("small", "large", "--data", "nowhere.txt"), "nowhere.txt"),
         ((tmp_path / "thin", "--data", "text.txt"), "thin has too few heads for a study"),
-        (("small", "--data", "text.txt", "--learning-rate", "0"), "learning_rate: 0.0, but it is above 0"),
+        (("small", "--data", "text.txt", "--learning-rate", "0"), "learning_rate: expected more than 0, got 0.0"),
     ):
         code, _, err = study(*arguments)
         assert code == 2

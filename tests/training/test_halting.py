@@ -67,7 +67,7 @@ def test_a_classifier_has_a_unit_too():
 
 
 def test_what_cannot_be_fitted_is_told(model, prepared):
-    with pytest.raises(UserError, match="a step must cost something, not 0"):
+    with pytest.raises(UserError, match="cost=0: expected more than 0"):
         fit_halting(model, batches(prepared), cost=0.0)
     with pytest.raises(UserError, match="no refinement steps to halt after"):
         fit_halting(build("bert"), [], cost=1.0)

@@ -85,5 +85,5 @@ def test_transformers_decoders_have_the_rule_too():
 
 
 def test_a_model_without_a_width_is_told():
-    with pytest.raises(UserError, match=r"training.base_width: 16, but a SimpleNamespace has no one width"):
+    with pytest.raises(UserError, match=r"training.base_width: 16, but a SimpleNamespace has no single width"):
         times_as_wide(SimpleNamespace(config=SimpleNamespace()), TrainingConfig(base_width=16))

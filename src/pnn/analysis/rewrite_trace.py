@@ -42,7 +42,7 @@ def residuals_of(model: DDLForCausalLM) -> list[DeltaResidual]:
         raise UserError("this model adds to its state (residual additive): it has no gates whose rewrites could be analysed")
     if model.config.num_rounds > 1:
         raise UserError(
-            f"this model applies its layers {model.config.num_rounds} times: rewrites are analysed of one round only"
+            f"this model applies its layers {model.config.num_rounds} times: rewrites can be analysed only for one round"
         )
     return found
 

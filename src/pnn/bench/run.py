@@ -93,12 +93,12 @@ def check(runs: list[RunConfig], what: list[str], against: list[str]) -> None:
         if "processes" in what:
             processes.check_shape(run)
         if run.kind.type == "transformers":
-            raise UserError(f"{run.name}: a decoder of transformers has no row here (benchmarks/heads.py times attention)")
+            raise UserError(f"{run.name}: transformers decoders cannot be timed here (benchmarks/heads.py times attention)")
         of_decoders = set(what) <= {"train", "generate"}
         if run.kind.causal and not of_decoders:
-            raise UserError(f"--what {','.join(what)}: of decoders only train and generate are timed")
+            raise UserError(f"--what {','.join(what)}: for decoders only train and generate are timed")
         if not run.kind.causal and "generate" in what:
-            raise UserError(f"--what generate: {run.name} is no decoder")
+            raise UserError(f"--what generate: {run.name} is not a decoder")
     if len({training.device_of(run).type for run in runs}) > 1:
         raise UserError("training.device differs between the configs: time them in two runs")
 

@@ -1,4 +1,4 @@
-"""The command `pnn`: one file a command group; parses, calls, prints.
+"""The command `pnn`: one file per command group; parses, calls, prints.
 
 Bad input is one sentence on stderr and exit code 2; a bug keeps its traceback.
 
@@ -99,7 +99,7 @@ def pnn(
 
     Example: pnn quickstart
 
-    Every command explains itself: pnn train --help
+    Help for one command: pnn train --help
     """
 
 

@@ -24,7 +24,7 @@ def analyze(
 ) -> None:
     """See what refinement does inside a model.
 
-    Every analysis has controls, and verdicts that are computed.
+    Every analysis has controls and computes its verdicts.
 
     When do predictions settle, by the paper's measure and by honest ones?
 
@@ -38,7 +38,7 @@ def analyze(
 
     Example: pnn analyze optimisation runs/quickstart/pnn
 
-    What could be saved if tokens stopped when they are done, beside fewer steps for everyone?
+    What could stopping each token when it is done save, compared with fewer steps for everyone?
 
     Example: pnn analyze halting runs/quickstart/pnn
 

@@ -22,7 +22,7 @@ def bench(
         str,
         typer.Option(help="Baselines: naive (PNN), transformers; for latency compiled, onnx; for generate batches; or none."),
     ] = "naive,transformers",
-    seconds: Annotated[float, typer.Option(help="Seconds on the clock per row, in seven blocks.", min=0.01)] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Seconds of timing per row, in seven blocks.", min=0.01)] = 10.0,
     output: Annotated[
         Path | None, typer.Option(help="File for the result. Default: benchmarks/results/<what>-<hardware>.json")
     ] = None,

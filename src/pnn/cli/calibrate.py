@@ -13,10 +13,10 @@ from pnn.errors import UserError
 @app.command()
 def calibrate(
     run: Run,
-    lose: Annotated[float | None, typer.Option(help="Points of accuracy that may be lost at most, such as 0.3.")] = None,
+    lose: Annotated[float | None, typer.Option(help="Points of accuracy that you are willing to lose, such as 0.3.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Other text than the run held out; of a fine-tuned task, the folder of its files."),
+        typer.Option(help="Text to use instead of the run's held-out text; for a fine-tuned task, the folder of its files."),
     ] = None,
     batch_tokens: BatchTokens = None,
     undo: Annotated[bool, typer.Option("--undo", help="Go back to all steps, as trained.")] = False,
@@ -24,16 +24,16 @@ def calibrate(
 ) -> None:
     """Leave out steps that are not needed, and say what that saves.
 
-    One half of the held-out text chooses the fastest setting that loses at most so many points, the other half says what it
-    costs. Of a fine-tuned classifier these are halves of the task's dev examples. The setting is stored in the model's config:
-    fill, evaluate, finetune and export use it.
+    One half of the held-out text chooses the fastest setting that loses at most that many points; the other half says what it
+    costs. For a fine-tuned classifier, these are halves of the task's dev examples. The setting is stored in the model's
+    config: fill, evaluate, finetune and export use it.
 
     Example: pnn calibrate runs/quickstart/pnn --lose 0.3
 
     Example: pnn calibrate runs/finetuned/sst2 --lose 0.5
     """
     if (lose is None) != undo:
-        raise UserError("say how many points may be lost, --lose 0.3; or --undo, and nothing else")
+        raise UserError("say how many points may be lost (--lose 0.3), or give --undo alone")
     from pnn.cli.tables import print_calibration
     from pnn.evaluation.calibrate import calibrate_run
     from pnn.evaluation.choosing import undo as undo_run

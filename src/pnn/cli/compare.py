@@ -17,14 +17,14 @@ def compare(
     runs: Annotated[list[str], typer.Argument(help="Run folders, checkpoint folders or hub names, two or more.")],
     data: Annotated[str | None, typer.Option(help="Other text to compare on: files or a hub name.")] = None,
     undo_wikitext_marks: Annotated[bool, typer.Option(help="Undo WikiText's marks in --data.")] = False,
-    sequences: Annotated[int | None, typer.Option(help="Compare on so many sequences, spread over the text.", min=2)] = None,
+    sequences: Annotated[int | None, typer.Option(help="Compare on this many sequences, spread over the text.", min=2)] = None,
     batch_tokens: BatchTokens = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all pairs, instead of a table.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
 ) -> None:
     """Compare runs on the same text: masked models on the same masks, by accuracy; decoders by loss.
 
-    How far is each from the first, and which differences hold?
+    How much does each differ from the first, and which differences hold?
 
     Example: pnn compare runs/quickstart/pnn runs/quickstart/bert
     """
@@ -32,7 +32,7 @@ def compare(
         wrong = "that is a folder" if output.is_dir() else f"there is no folder {output.parent}"
         raise UserError(f"--output {output}: {wrong}; give the name of a new file")
     if undo_wikitext_marks and data is None:
-        raise UserError("--undo-wikitext-marks is about --data, which is not given")
+        raise UserError("--undo-wikitext-marks needs --data")
 
     from pnn.cli.tables import print_comparison
     from pnn.evaluation.compare import compare_runs

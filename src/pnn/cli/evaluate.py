@@ -18,23 +18,23 @@ def evaluate(
     data: Annotated[list[str] | None, typer.Option(help="Further text to evaluate on: files or a hub name.")] = None,
     undo_wikitext_marks: Annotated[bool, typer.Option(help="Undo WikiText's marks in --data.")] = False,
     num_steps: NumSteps = None,
-    stride: Annotated[int | None, typer.Option(help="Of a decoder: tokens scored per window; fewer see more context.")] = None,
+    stride: Annotated[int | None, typer.Option(help="Decoders: tokens scored per window; fewer see more context.")] = None,
     batch_tokens: BatchTokens = None,
     task: Annotated[
-        str | None, typer.Option(help="Of a decoder: accuracy on these lm-eval tasks instead; all, or names with commas.")
+        str | None, typer.Option(help="Decoders: accuracy on these lm-eval tasks instead; all, or names separated by commas.")
     ] = None,
     shots: Annotated[
-        str | None, typer.Option(help="Examples in a task's prompt, several numbers with commas. Default: 0,1")
+        str | None, typer.Option(help="Examples in a task's prompt; several numbers separated by commas. Default: 0,1")
     ] = None,
     task_files: Annotated[Path | None, typer.Option(help="Folder with the tasks' documents, if not from the hub.")] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Only the first so many documents of each task. Printed, not kept.", min=1)
+        int | None, typer.Option(help="Take only this many documents of each task. The result is printed, not kept.", min=1)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure accuracy and loss after every refinement step.
 
-    The masks are the same for every model. Of a decoder: loss and perplexity, or accuracy on tasks.
+    The masks are the same for every model. For decoders: loss and perplexity, or accuracy on tasks.
 
     Example: pnn evaluate runs/quickstart/pnn
 
@@ -46,7 +46,7 @@ def evaluate(
         _on_tasks(run, task, shots or "0,1", task_files, limit, batch_tokens, as_json)
         return
     if shots is not None or task_files is not None or limit is not None:
-        raise UserError("--shots, --task-files and --limit belong to --task: say which, or --task all")
+        raise UserError("--shots, --task-files and --limit need --task: name the tasks, or give --task all")
     from pnn.cli.tables import print_evaluation
     from pnn.evaluation.run import evaluate_run
     from pnn.progress import track

@@ -16,7 +16,7 @@ def evidence(
     run: Run,
     experiment: Annotated[
         list[str] | None,
-        typer.Option(help=f"One of {', '.join(experiment_names())}, or all. Give it several times for several."),
+        typer.Option(help=f"One of {', '.join(experiment_names())}, or all. Repeat the option for several."),
     ] = None,
     data: Data = None,
     sequences: Sequences = None,
@@ -26,7 +26,7 @@ def evidence(
 ) -> None:
     """Test the paper's claims with its ten experiments.
 
-    Each has a control and a verdict that is computed.
+    Each has a control and computes its verdict.
 
     Example: pnn evidence runs/quickstart/pnn --experiment gate_specificity
     """

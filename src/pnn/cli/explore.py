@@ -20,13 +20,13 @@ def explore(
             metavar="MODEL...",
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help="Where the page is served; 0 takes a free one.", min=0, max=65535)] = 7860,
-    host: Annotated[str, typer.Option(help="Who may see it: 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the page; 0 takes a free one.", min=0, max=65535)] = 7860,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the browser.")] = False,
 ) -> None:
     """Look inside models, in the browser.
 
-    The page is served on this machine alone and needs no internet.
+    Only this machine can open the page, and it needs no internet.
 
     Example: pnn explore runs/quickstart/pnn runs/quickstart/bert
     """

@@ -15,7 +15,7 @@ def export(
     bf16: Annotated[bool, typer.Option("--bf16", help="Store the weights in bf16, at half the size.")] = False,
     remote_code: Annotated[
         bool | None,
-        typer.Option(help="Add the code, for people without this package. Default: where there is some."),
+        typer.Option(help="Add the code, for people without this package. Default: if the model has some."),
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx, compared with torch in onnxruntime.")] = False,
     num_steps: Annotated[int | None, typer.Option(help="Refinement steps of the ONNX graph. Default: the model's.")] = None,

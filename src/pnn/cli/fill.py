@@ -15,7 +15,7 @@ from pnn.errors import UserError
 @app.command()
 def fill(
     run: Run,
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts with [MASK]. Without any: lines of --file or stdin.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts with [MASK]. Default: the lines of --file or stdin.")] = None,
     file: Annotated[Path | None, typer.Option(help="A text file, one text per line.")] = None,
     num_steps: NumSteps = None,
     top: Annotated[int, typer.Option(help="Predictions for each [MASK].")] = 5,

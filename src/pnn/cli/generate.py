@@ -14,9 +14,9 @@ from pnn.cli.options import AsJsonLines, Run
 def generate(
     run: Run,
     prompts: Annotated[list[str], typer.Argument(help="Texts to continue.")],
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens are added.")] = 50,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = 50,
     temperature: Annotated[float, typer.Option(help="0 takes the most probable token; higher is more varied.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Choose among so many of the most probable tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Choose among this many of the most probable tokens.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     as_json: AsJsonLines = False,
 ) -> None:

@@ -21,15 +21,15 @@ Config = Annotated[
 Configs = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Names of shipped configs, or YAML files. Default: both of quickstart.", autocompletion=complete_config
+        help="Names of shipped configs, or YAML files. Default: the quickstart's PNN and BERT.", autocompletion=complete_config
     ),
 ]
 Setting = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key: --set model.num_steps=6")]
 Run = Annotated[str, typer.Argument(help="A run folder, a checkpoint folder, or a hub name.")]
 NumSteps = Annotated[int | None, typer.Option(help="Refinement steps of a PNN. Default: as trained, or as calibrated.")]
 BatchTokens = Annotated[int | None, typer.Option(help="Tokens per batch; fewer need less memory.", min=1)]
-Sequences = Annotated[int | None, typer.Option(help="At most so many sequences (default 2,188; of a decoder 200 rows).", min=2)]
+Sequences = Annotated[int | None, typer.Option(help="Most sequences to read (default 2,188; for decoders 200 rows).", min=2)]
 Results = Annotated[Path | None, typer.Option(help="Folder for results. Default: the run folder.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was stopped.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what was stopped.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON lines; the default where output is no terminal.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print JSON lines; the default unless output is a terminal.")]

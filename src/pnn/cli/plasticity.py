@@ -20,9 +20,9 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", 
 PerLayer = Annotated[bool, typer.Option(help="Prune the same share of every layer.")]
 WholeLayers = Annotated[bool, typer.Option(help="A layer may lose all its heads.")]
 Beyond = Annotated[int, typer.Option(help="Heads that a layer may grow beyond its original number.", min=0)]
-Init = Annotated[str, typer.Option(help="What new heads start as: zero, random, clone, or in a cycle revive (as they were).")]
+Init = Annotated[str, typer.Option(help="How new heads start: zero, random, clone, or in a cycle revive (as they were).")]
 Teacher = Annotated[
-    str, typer.Option(help="What to learn of the unpruned model: none (learn the text), logits, or states (logits and states).")
+    str, typer.Option(help="What to learn from the unpruned model: logits, states (both), or none (learn the text).")
 ]
 Folder = Annotated[Path, typer.Option(help="New folder for the model.")]
 SCORES = "entropy, normalised_entropy, magnitude, contribution, gradient, random or combined."
@@ -34,9 +34,9 @@ def cycle(
     model: Run,
     data: Annotated[str, typer.Option(help="Text to learn from: files (a path or glob), synthetic, or a hub name.")],
     validation: Annotated[str | None, typer.Option(help="Text to measure on. Default: the last tenth of --data")] = None,
-    validation_rows: Annotated[int, typer.Option(help="Rows to measure on, at most.", min=2)] = 64,
+    validation_rows: Annotated[int, typer.Option(help="Most rows to measure on.", min=2)] = 64,
     max_length: MaxLength = None,
-    rounds: Annotated[int, typer.Option(help="How often to go through all four phases.", min=1)] = 1,
+    rounds: Annotated[int, typer.Option(help="How many times to go through all four phases.", min=1)] = 1,
     prune: Annotated[float, typer.Option(help="Share of the heads to prune per round.")] = 0.3,
     grow: Annotated[float, typer.Option(help="Share of the original number to grow per round; 0 grows none.")] = 0.1,
     prune_by: Annotated[str, typer.Option(help=SCORES)] = "gradient",
@@ -124,9 +124,9 @@ def study(
     jobs: Annotated[int, typer.Option(help="Processes that share the work, and the GPU.", min=1)] = 1,
     resume: Resume = False,
 ) -> None:
-    """Test what the cycle is said to do.
+    """Test the published findings about the cycle.
 
-    Strategies, ratios and learning rates are tried against controls, with several seeds: 37 cycles per model and seed, all with
+    Tries strategies, ratios and learning rates against controls, with several seeds: 37 cycles per model and seed, all with
     the same number of updates. Writes study.json with a verdict for each of the published findings, and figures.
 
     Example: pnn plasticity study runs/gpt2_distil runs/gpt2_small --data 'text/*.txt' --output runs/study --jobs 4

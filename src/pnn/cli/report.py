@@ -15,7 +15,7 @@ def report(
 ) -> None:
     """Write a page about one run or several.
 
-    It shows results, curves and architecture, and is one file that opens anywhere.
+    The page shows results, curves and architecture, in one file that opens anywhere.
 
     Example: pnn report runs/quickstart/pnn runs/quickstart/bert
     """

@@ -16,35 +16,35 @@ from pnn.errors import UserError
 def shrink(
     model: Run,
     data: Annotated[str, typer.Option(help="Text to score, to learn from and to measure on: files, a hub name or synthetic.")],
-    parameters: Annotated[str | None, typer.Option(metavar="-N%", help="How many fewer, as -20%.")] = None,
-    speed: Annotated[float | None, typer.Option(help="Times as fast at reading, on this machine, as 1.3.")] = None,
+    parameters: Annotated[str | None, typer.Option(metavar="-N%", help="How many fewer parameters, such as -20%.")] = None,
+    speed: Annotated[float | None, typer.Option(help="How many times as fast at reading on this machine, such as 1.3.")] = None,
     kinds: Annotated[
-        str, typer.Option(help="What may go: heads, neurons, layers, and width (of Llama, Mistral and Qwen2).")
+        str, typer.Option(help="What may go: heads, neurons, layers, and width (Llama, Mistral and Qwen2).")
     ] = "heads,neurons,layers",
     by: Annotated[
         str,
         typer.Option(
-            help="Score of units: fisher, contribution, gradient or random. surgeon, wanda and magnitude choose within a "
-            "matrix, and fisher says how many go there."
+            help="How to score units: fisher, contribution, gradient or random. surgeon, wanda and magnitude choose within a "
+            "matrix, and fisher decides how many go there."
         ),
     ] = "fisher",
-    repair: Annotated[bool, typer.Option(help="Let what remains take over what went, in closed form.")] = True,
-    teacher: Annotated[str, typer.Option(help="What to learn of the model: logits, states (both) or none.")] = "logits",
+    repair: Annotated[bool, typer.Option(help="Adjust the remaining weights to replace what was removed.")] = True,
+    teacher: Annotated[str, typer.Option(help="What to learn from the original: logits, states (both) or none.")] = "logits",
     output: Annotated[Path | None, typer.Option(help="New folder for the model. Default: runs/MODEL-small")] = None,
     validation: Annotated[str | None, typer.Option(help="Text to measure on. Default: the last tenth of --data")] = None,
-    validation_rows: Annotated[int, typer.Option(help="At most so many rows to measure on.", min=2)] = 64,
+    validation_rows: Annotated[int, typer.Option(help="Most rows to measure on.", min=2)] = 64,
     max_length: Annotated[int | None, typer.Option(help="Tokens per row. Default: the model's context, 128 at most.")] = None,
     learn_steps: Annotated[int, typer.Option(help="Updates after pruning.", min=0)] = 200,
     learning_rate: Annotated[float, typer.Option(help="At the start; a cosine takes it to a tenth.")] = 3e-4,
     batch_size: Annotated[int, typer.Option(help="Rows per update.", min=1)] = 8,
     score_rows: Annotated[int, typer.Option(help="Rows that units are scored on.", min=1)] = 64,
-    seed: Annotated[int, typer.Option(help="Of the order of the text.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order of the text.", min=0)] = 0,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a model smaller or faster.
 
-    Prunes heads, neurons and layers within one budget, lets what is left learn, and measures before and after. The model itself
+    Prunes heads, neurons and layers within one budget, trains what is left, and measures before and after. The original model
     stays as it is.
 
     Example: pnn shrink runs/gpt2_tiny --parameters -20% --data text.txt --output smaller
@@ -89,5 +89,5 @@ def shrink(
 def share_of(text: str) -> float:
     """-20% → 0.2."""
     if not re.fullmatch(r"[-−]\d+(\.\d+)?\s*%", text.strip()):
-        raise UserError(f"--parameters {text}: say how many fewer, in per cent, as -20%")
+        raise UserError(f"--parameters {text}: say how many fewer, in per cent, such as -20%")
     return float(re.sub(r"[^\d.]", "", text)) / 100

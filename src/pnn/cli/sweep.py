@@ -19,16 +19,16 @@ def sweep(
     configs: Arms,
     over: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=A,B,C", help="Values to try: training.learning_rate=3e-4,1e-3. Several of these are a grid."),
+        typer.Option(metavar="KEY=A,B,C", help="Values to try: training.learning_rate=3e-4,1e-3. Repeat it for a grid."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds 0, 1, … of every arm.", min=1)] = 1,
     output: Annotated[Path | None, typer.Option(help="Folder of the sweep. Default: sweeps/<first config>")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time. Default: as many as there is room for.", min=1)] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time. Default: as many as fit.", min=1)] = None,
     settings: Setting = None,
 ) -> None:
     """Train a grid of runs and compare them.
 
-    Every config is trained with every value and seed. The same command goes on after a stop; a run that fails is left out.
+    Trains every config with every value and seed. The same command continues after a stop; runs that fail are left out.
 
     Example: pnn sweep quickstart_pnn --over training.learning_rate=3e-4,1e-3,2e-3 --seeds 3
     """
@@ -44,4 +44,4 @@ def sweep(
         print_sweep(result)
         print(f"Wrote {folder / 'sweep.json'} and {save(png(draw(result)), folder / 'figures' / 'sweep.png')}")
     if result["failed"]:
-        raise UserError(f"{len(result['failed'])} of the runs failed: the same command tries them again")
+        raise UserError(f"{len(result['failed'])} of the runs failed: run the same command to try them again")

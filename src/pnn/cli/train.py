@@ -19,9 +19,9 @@ def train(
     config: Config,
     output: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<config's name>")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint; without one, start from the beginning.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint, or start from the beginning if there is none.")
     ] = False,
-    batch_size: Annotated[int | None, typer.Option(help="Sequences per micro-batch; the effective batch stays.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences per micro-batch; the effective batch is unchanged.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training text.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Updates, instead of epochs.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Refinement steps of a PNN.")] = None,

@@ -68,11 +68,11 @@ def _as_tokens(folder: Path) -> Source:
         name, identity = manifest["name"], manifest["recipe"]["source"]
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f"{folder / MANIFEST} is not that of token shards: name the text files beside it, or take it away"
+            f"{folder / MANIFEST} is not that of token shards: name the text files beside it, or remove it"
         ) from None
 
     def no_lines() -> Iterator[str]:
-        raise UserError(f"{folder} holds tokens, and other tokens are asked for: give the text that they were made from")
+        raise UserError(f"{folder} holds other tokens than the config asks for: give the text that they were made from")
 
     return Source(name, identity, no_lines, shards=folder)
 
@@ -195,7 +195,7 @@ def _hub_source(name: str, data: DataConfig, split: str) -> Source:
         dataset, _, configuration = name.partition(":")
         streamed = False
     if streamed and data.max_sequences is None:
-        raise UserError(f'"{name}" is too large to take whole: set data.max_sequences')
+        raise UserError(f'"{name}" is too large to read whole: set data.max_sequences')
     # twice as many lines as sequences asked for, since a filter drops some
     wanted = data.max_sequences if split == "train" else data.validation_sequences
     limit = 2 * wanted if streamed and wanted else None

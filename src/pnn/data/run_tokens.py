@@ -50,7 +50,7 @@ def recorded(run: Path) -> dict[str, Any]:
         return {}
     found = read_json(run / FILE)
     if not isinstance(found, dict) or not all(_is_entry(entry) for entry in found.values()):
-        raise UserError(f"{run / FILE} does not say which tokens the run has read: remove it, and they follow from its config")
+        raise UserError(f"{run / FILE} does not say which tokens the run read: remove it to derive them from the run's config")
     return found
 
 
@@ -68,7 +68,7 @@ def held_out(
         tokens = shards.prepare(data, progress).validation
         check_same_text(run, tokens)
     if tokens.manifest["recipe"]["tokenizer"] != text_fingerprint(tokenizer):
-        raise UserError(f"{run}: the tokenizer of its checkpoint is not the one that its config names: they do not match")
+        raise UserError(f"{run}: the tokenizer of its checkpoint is not the one that its config names")
     return tokens, shards.held_out(tokens, data)
 
 
@@ -80,7 +80,7 @@ def check_same_text(run: Path, tokens: TokenSet) -> None:
     then, now = entry["recipe"], tokens.manifest["recipe"]
     if then["source"] != now["source"] or (then == now and entry["fingerprint"] != tokens.fingerprint):
         raise UserError(
-            f"{run}: the text {tokens.manifest['name']} is no longer what the run's tokens were made from: "
+            f"{run}: the text {tokens.manifest['name']} has changed since the run's tokens were made from it: "
             f"bring it back as it was, or the token shards {entry['folder']}"
         )
 

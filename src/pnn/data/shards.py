@@ -172,7 +172,7 @@ def prepare(data: DataConfig, progress: Progress) -> Prepared:
         validation = prepare_source(corpora.open_source(data.validation, data, "validation"), tokenizer, data, progress)
     validated = held_out(validation, data)
     if len(validated) < 2:
-        raise UserError(f"{data.validation}: {len(validated)} sequences to validate on, at least 2 are needed")
+        raise UserError(f"{data.validation}: {len(validated)} sequences to validate on, but it needs at least 2")
     if data.max_sequences is not None and data.max_sequences < len(chosen):
         sample = np.random.default_rng(0).choice(len(chosen), data.max_sequences, replace=False)
         chosen = chosen[np.sort(sample)]

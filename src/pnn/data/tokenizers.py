@@ -110,7 +110,7 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
         path = path / "vocab.txt"
     if not path.exists() and (path.suffix in (".txt", ".json") or name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UserError(f'no tokenizer file or folder "{name}"')
-    nothing = UserError(f'there is no tokenizer in "{name}" (tokenizer.json, vocab.txt …): put that of the model there')
+    nothing = UserError(f'there is no tokenizer in "{name}" (tokenizer.json, vocab.txt …): put one there')
     if path.is_dir() and not any(found for kind in ("*token*", "*vocab*", "*.model") for found in path.glob(kind)):
         raise nothing
     try:

@@ -222,11 +222,11 @@ def fastest(rows: list[dict[str, Any]], lose: float) -> dict[str, Any]:
 
 def check_can_be_calibrated(config: Any, lose: float = 0.0) -> None:
     if not (math.isfinite(lose) and 0 <= lose < 1):
-        raise UserError(f"--lose {100 * lose:g}: points of accuracy, from 0 to below 100")
+        raise UserError(f"--lose {100 * lose:g}: expected points of accuracy, from 0 to below 100")
     if not kind_of(config).has_steps:
         raise UserError(f"a {config.model_type} model has no refinement steps: there is nothing to calibrate")
     if getattr(config, "head_map", None) is not None:
-        raise UserError("heads of this model were removed or grown: calibrate it before that")
+        raise UserError("heads of this model were removed or grown: calibrate a model before you prune it")
     if len(settings(config)) == 1:
         trained = config.trained_steps or config.num_steps
         why = "the model has 1 step" if trained == 1 else f"the model was trained to be read after step {trained} alone"

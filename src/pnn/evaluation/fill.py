@@ -75,7 +75,7 @@ def fill(
 ) -> Iterator[Filled]:
     """Predictions for each text, in order. `origin` is what a text's number stands behind in errors: "text 3"."""
     if not 1 <= top <= model.config.vocab_size:
-        raise UserError(f"--top {top}: the model's vocabulary has 1 to {model.config.vocab_size:,} tokens to offer")
+        raise UserError(f"--top {top}: expected 1 to {model.config.vocab_size:,}, the size of the model's vocabulary")
     if tokenizer.mask_token_id is None:
         raise UserError("the tokenizer has no mask token: there is nothing to fill in")
     word = lru_cache(maxsize=None)(lambda token: tokenizer.decode([token]))

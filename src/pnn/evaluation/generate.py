@@ -86,11 +86,11 @@ def _continuation(tokenizer: PreTrainedTokenizerFast, prompt: str, before: list[
 
 def _check(ids: list[list[int]], max_new_tokens: int, temperature: float, top_k: int | None, context: int) -> None:
     if max_new_tokens < 1:
-        raise UserError(f"--max-new-tokens {max_new_tokens}: at least one is needed")
+        raise UserError(f"--max-new-tokens {max_new_tokens}: expected at least 1")
     if temperature < 0:
-        raise UserError(f"--temperature {temperature}: must not be below zero")
+        raise UserError(f"--temperature {temperature}: expected 0 or more")
     if top_k is not None and top_k < 1:
-        raise UserError(f"--top-k {top_k}: at least one is needed")
+        raise UserError(f"--top-k {top_k}: expected at least 1")
     for number, row in enumerate(ids, 1):
         if not row:
             raise UserError(f"prompt {number} is empty: give at least one word to continue")

@@ -50,7 +50,7 @@ def parse_tasks(names: str) -> list[str]:
 def parse_shots(shots: str) -> list[int]:
     numbers = [number.strip() for number in shots.split(",")]
     if not all(number.isdecimal() for number in numbers):
-        raise UserError(f"--shots {shots}: numbers of examples are needed, with commas between them, such as 0,1")
+        raise UserError(f"--shots {shots}: expected numbers of examples separated by commas, such as 0,1")
     return list(dict.fromkeys(map(int, numbers)))
 
 

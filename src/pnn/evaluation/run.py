@@ -51,17 +51,17 @@ def evaluate_run(
     kind = kind_of(loaded.model)
     if kind.causal:
         if stride is not None and stride < 1:
-            raise UserError(f"--stride {stride}: at least one token of a window is scored")
+            raise UserError(f"--stride {stride}: expected at least 1 token per window")
         if num_steps is not None and not kind.has_steps:
             raise UserError(f"--num-steps: a {type(loaded.model).__name__} has no refinement steps")
         check_num_steps(loaded.model, num_steps)
     elif not kind.ours:
-        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is none of our models, and no decoder")
+        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is neither one of our models nor a decoder")
     else:
         check_masks(loaded.tokenizer, str(loaded.checkpoint))
         check_num_steps(loaded.model, num_steps)
         if stride is not None:
-            raise UserError("--stride: windows are a decoder's; masked models read whole lines")
+            raise UserError("--stride is for decoders: masked models read whole lines")
     checkpoint, model, tokenizer = loaded.checkpoint, loaded.model, loaded.tokenizer
     folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
     config = runs.read_config(folder) if folder is not None else None

@@ -154,7 +154,7 @@ def read_documents(folder: Path, name: str, num_fewshot: int) -> list[Document]:
             raise UserError(f"{path}: line {number} is not JSON ({error})") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else error
-            raise UserError(f"{path}: line {number} is no document of {name} ({reason})") from None
+            raise UserError(f"{path}: line {number} is not a document of {name} ({reason})") from None
     if len(documents) <= num_fewshot:
         raise UserError(f"{path} holds {len(documents)} documents: too few for {name} with {num_fewshot} examples in a prompt")
     return documents

@@ -70,7 +70,7 @@ def sample_text(subject: Subject) -> str:
 def as_rows(loaded: Loaded[Any], text: str) -> Text:
     """A typed text as rows to measure on: of a masked model its lines, of a decoder running text."""
     if len(text) > LONGEST_TEXT:
-        raise UserError(f"the text has {len(text):,} characters: measure on {LONGEST_TEXT:,} at most")
+        raise UserError(f"the text has {len(text):,} characters: use at most {LONGEST_TEXT:,}")
     tokenizer, longest = loaded.tokenizer, longest_input(loaded.model)
     if kind_of(loaded.model).causal:
         ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids

@@ -43,12 +43,12 @@ def export_run(
     if with_onnx:
         onnx.check_installed()
     elif num_steps is not None:
-        raise UserError(f"--num-steps {num_steps} is for --onnx, whose graph has a fixed number of them")
+        raise UserError(f"--num-steps {num_steps} needs --onnx, whose graph has a fixed number of steps")
     exported = open_for_export(run)
     if num_steps is not None and not kind_of(exported.model).has_steps:
-        raise UserError(f"--num-steps {num_steps}: a {exported.model.config.model_type} model has none")
+        raise UserError(f"--num-steps {num_steps}: a {exported.model.config.model_type} model has no refinement steps")
     if num_steps is not None and num_steps < 1:
-        raise UserError(f"--num-steps {num_steps}: at least one is needed")
+        raise UserError(f"--num-steps {num_steps}: expected at least 1")
     if num_steps is not None:
         note_untrained_steps(num_steps, exported.model.config)
     if remote_code is None:

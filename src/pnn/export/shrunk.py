@@ -46,7 +46,7 @@ def run_shrink(
     check_free(output)
     work = output.with_name(f"{output.name}.unfinished")
     if is_taken(work) and not resume:
-        raise UserError(f"{work} holds what was stopped before {output} was done: --resume goes on with it, or remove it")
+        raise UserError(f"{work} holds unfinished work on {output}: continue it with --resume, or remove it")
     loaded = open_model(model)
     check(loaded.model, settings)
     text = read_text(

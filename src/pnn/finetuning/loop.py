@@ -95,7 +95,7 @@ def fine_tune(model: PreTrainedModel, plan: Plan, rate: float, seed: int, tell: 
                 tell(done, f"epoch {epoch}/{plan.epochs}")
             train_loss = float(torch.stack(losses).mean())
             if not math.isfinite(train_loss):
-                raise UserError(f"the loss became {train_loss} in epoch {epoch} at learning rate {rate:g}: a lower one helps")
+                raise UserError(f"the loss became {train_loss} in epoch {epoch} at learning rate {rate:g}: try a lower one")
             metrics = measure_sets(plan.task, predicted(model, plan, plan.dev))
             epochs.append({"epoch": epoch, "updates": done, "train_loss": train_loss, "score": score(metrics), **metrics})
             if best is None or score(metrics) > best[0]:

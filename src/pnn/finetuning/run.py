@@ -56,7 +56,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.learning_rates or not all(0 < rate < 1 for rate in self.learning_rates):
-            raise UserError("--learning-rates: numbers above 0 and below 1, with commas, such as 2e-5,3e-5,5e-5")
+            raise UserError(
+                "--learning-rates: expected numbers above 0 and below 1 separated by commas, such as 2e-5,3e-5,5e-5"
+            )
 
     def as_asked(self) -> dict[str, Any]:
         """As finetune.json keeps it: folders from before `every_step` are still the same fine-tuning."""
@@ -85,7 +87,7 @@ def parse_rates(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(word) for word in text.split(",") if word.strip())
     except ValueError:
-        raise UserError(f"--learning-rates {text}: numbers with commas, such as 2e-5,3e-5,5e-5") from None
+        raise UserError(f"--learning-rates {text}: expected numbers separated by commas, such as 2e-5,3e-5,5e-5") from None
 
 
 def finetune(
@@ -158,7 +160,7 @@ def _is_done(folder: Path, asked: dict[str, Any]) -> bool:
     if not folder.exists():
         return False
     if not (folder / "finetune.json").exists() or not (folder / "result.json").exists():
-        raise UserError(f"{folder} exists and is no finished fine-tuning: choose another --output")
+        raise UserError(f"{folder} exists and is not a finished fine-tuning: choose another --output")
     before = read_json(folder / "finetune.json")
     for key, now in asked.items():
         if before.get(key) != now:

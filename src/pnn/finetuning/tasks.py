@@ -264,5 +264,5 @@ def parse_tasks(names: str) -> tuple[list[str], bool]:
         if name not in TASKS:
             raise UserError(f'--task: no task "{name}"{did_you_mean(name, [*TASKS, *GROUPS])}')
     if not wanted:
-        raise UserError(f"--task: name a task, several with commas, or all (known: {', '.join(TASKS)})")
+        raise UserError(f"--task: name tasks separated by commas, or all (known: {', '.join(TASKS)})")
     return list(dict.fromkeys(wanted)), False

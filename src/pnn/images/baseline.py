@@ -43,6 +43,6 @@ def vit_of_equal_size(config: PNNImageConfig, layers: int | None = None) -> ViTC
     if sizes[width] > 0.1 * wanted:
         raise UserError(
             f"no ViT of {layers} layers and {heads} heads has about {wanted:,} parameters: width {width} is {sizes[width]:,} "
-            f"off; take other layers or heads"
+            f"off; choose other layers or heads"
         )
     return vit_config(config, width, layers)

@@ -62,7 +62,7 @@ def card(model: PNNForImageClassification, name: str, hits: NDArray[np.bool_] | 
     if hits is not None:
         steps = [f"| {step} | {per_cent(share)} |" for step, share in enumerate(hits.mean(axis=1))]
         results = f"Of {hits.shape[1]:,} images that it has not seen:\n\n" + "\n".join(
-            ["| after step | told right |", "|---|---|", *steps]
+            ["| after step | accuracy |", "|---|---|", *steps]
         )
     what = IMAGES.sentence(config)
     return f"{HEAD}\n# {name}\n\n{what}\n\n## Use\n\n{USE}\n\n## Model\n\n{table}\n\n## Results\n\n{results}\n"

@@ -45,7 +45,7 @@ class Images:
         for number, name in enumerate(self.classes):
             rows = (self.labels == number).nonzero().squeeze(1)
             if len(rows) < 2:
-                raise UserError(f"class {name} has {len(rows)} images: one to learn from and one to hold out are needed")
+                raise UserError(f"class {name} has {len(rows)} images: it needs one to learn from and one to hold out")
             count = min(len(rows) - 1, max(1, round(share * len(rows))))
             held_out[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
         return self.at(~held_out), self.at(held_out)
@@ -56,14 +56,14 @@ def from_folder(folder: str | Path, processor: PNNImageProcessor, classes: Seque
     order; else the subfolders' names in alphabetical order."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder: images lie in FOLDER/CLASS/, one subfolder for each class")
+        raise UserError(f"{folder} is not a folder: put images into FOLDER/CLASS/, one subfolder per class")
     found = sorted(one.name for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
     if classes is None and len(found) < 2:
         what = f"one subfolder ({found[0]})" if found else "no subfolders"
-        raise UserError(f"{folder} has {what}: each class has a subfolder of its own, and two classes are the fewest")
+        raise UserError(f"{folder} has {what}: expected one subfolder per class, and at least two classes")
     unknown = [] if classes is None else sorted(set(found) - set(classes))
     if unknown:
-        raise UserError(f"{folder / unknown[0]}: the model knows no class of this name ({', '.join(classes or ())})")
+        raise UserError(f"{folder / unknown[0]}: the model has no class of this name (it has {', '.join(classes or ())})")
     classes = list(found if classes is None else classes)
     files: list[tuple[Path, int]] = []
     for name in found:

@@ -72,7 +72,7 @@ def train(model: PreTrainedModel, images: Images, recipe: Recipe | None = None) 
                 step += 1
             means.append(total.item() / len(images))
             if not math.isfinite(means[-1]):
-                raise UserError(f"the loss is not a number after {step} updates: take a lower learning_rate")
+                raise UserError(f"the loss is not a number after {step} updates: try a lower learning_rate")
             bars.update("training", step, f"loss {means[-1]:.3f}")
     model.eval()
     return means
@@ -99,7 +99,7 @@ def shifted(images: Tensor, most: int, generator: torch.Generator) -> Tensor:
 def hits_by_step(
     model: PreTrainedModel, images: Images, num_steps: int | None = None, batch_size: int = 256
 ) -> NDArray[np.bool_]:
-    """Which images are told right after each step, (T + 1, N): of a PNN after steps 0 (the embeddings) … T, of another model
+    """Which images are right after each step, (T + 1, N): of a PNN after steps 0 (the embeddings) … T, of another model
     once, (1, N). `hits.mean(axis=1)` is the accuracy after each step."""
     model.eval()
     found = []

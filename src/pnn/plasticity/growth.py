@@ -81,7 +81,7 @@ def candidates(model: PreTrainedModel, beyond: int = 0) -> list[Head]:
 def count_to_grow(total: int, ratio: float, room: int) -> int:
     """⌊ratio · total⌋, at least one and no more than there is room for. `total`: heads of the original model."""
     if not 0 < ratio <= 1:
-        raise UserError(f"the share of heads to grow is {ratio}, but it lies above 0 and up to 1")
+        raise UserError(f"cannot grow {ratio} of the heads: expected a share above 0 and at most 1")
     if room == 0:
         raise UserError("there is no place to grow a head: none was removed (ask for some beyond the original number)")
     return min(room, max(1, share_of(total, ratio)))
@@ -100,7 +100,7 @@ def propose(
     """Where to grow ⌊ratio · N⌋ heads, N of the original model. `batches` serve gradient and entropy_gap; `lost`, scores from
     before pruning, serves importance."""
     if strategy not in STRATEGIES:
-        raise UserError(f"no way to choose where heads grow is called {strategy!r}{did_you_mean(strategy, STRATEGIES)}")
+        raise UserError(f"unknown way to choose where heads grow: {strategy!r}{did_you_mean(strategy, STRATEGIES)}")
     places = candidates(model, beyond)
     count = count_to_grow(sum(original_counts(model)), ratio, len(places))
     ready = [prepared(model, batch) for batch in batches or ()]
@@ -193,7 +193,7 @@ def grow(model: M, heads: Iterable[Head], init: str = "zero", *, seed: int = 0, 
     """A larger copy of the model, with new heads in these places: (layer, index) of removed heads, or indices beyond the
     original number, up to twice as many. `original`: the model as it was, for heads that are revived."""
     if init not in INITS:
-        raise UserError(f"no start of new heads is called {init!r}{did_you_mean(init, INITS)}")
+        raise UserError(f"unknown start of new heads {init!r}{did_you_mean(init, INITS)}")
     new = check_absent(model, heads, MOST)
     old_map = head_map(model)
     new_map = [sorted({*row, *(i for at, i in new if at == layer)}) for layer, row in enumerate(old_map)]

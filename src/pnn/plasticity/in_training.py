@@ -162,7 +162,7 @@ class InTraining:
             for index, value in zip(row, of_units, strict=True):
                 worth[layer, index // self.group[kind]] += value
         if not all(map(math.isfinite, worth.values())):
-            raise UserError(f"the {self.asked.prune_by} of a {kind} is no number: a lower training.learning_rate usually helps")
+            raise UserError(f"the {self.asked.prune_by} of a {kind} is not a number: try a lower training.learning_rate")
         return worth
 
     def _where(

@@ -72,7 +72,7 @@ class WarmUp:
 
     def __init__(self, model: PreTrainedModel, heads: Iterable[Head], steps: int = WARM_UP_STEPS):
         if steps < 0:
-            raise UserError(f"a warm-up of {steps} updates: it takes 0 or more")
+            raise UserError(f"a warm-up of {steps} updates: expected 0 or more")
         self.steps = steps
         self._new = check_present(model, heads)
         self._model = model
@@ -118,7 +118,7 @@ class FasterUpdates:
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: PreTrainedModel, heads: Iterable[Head], multiplier: float):
         if not multiplier > 0:
-            raise UserError(f"a learning rate multiplied by {multiplier}: it takes a number above 0")
+            raise UserError(f"a learning rate multiplied by {multiplier}: expected a number above 0")
         self.multiplier = multiplier
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         owned = [one for head in check_present(model, heads) for one in stretches(model, head)]

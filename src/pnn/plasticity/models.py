@@ -54,7 +54,7 @@ class Plastic:
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         if kwargs.get("push_to_hub"):  # it would send the original's config before this one is written
-            raise UserError("save a reorganised model first and call its push_to_hub() then")
+            raise UserError("save a reorganised model first, then call its push_to_hub()")
         super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[misc]
         if kwargs.get("is_main_process", True):
             config = PlasticConfig.of(self.config, self.original_class.__name__)  # type: ignore[attr-defined]

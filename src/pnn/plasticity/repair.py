@@ -108,7 +108,7 @@ def bias_of(part: Projection) -> nn.Parameter | None:
 def repair(smaller: M, original: PreTrainedModel, batches: Iterable[Batch], *, ridge: float = RIDGE) -> M:
     """A copy of a pruned model whose output matrices make up for what the original had, on this text."""
     if not ridge > 0:
-        raise UserError(f"a ridge of {ridge}: it takes a number above 0")
+        raise UserError(f"ridge={ridge}: expected a number above 0")
     repaired = copy.deepcopy(smaller)
     ready = [prepared(original, batch) for batch in batches]
     if not ready:

@@ -155,7 +155,7 @@ def _batches(
     loaded: Loaded[Any], data: str | None, method: str, length: int | None, progress: Progress
 ) -> list[dict[str, Tensor]]:
     if data is None:
-        raise UserError(f"--by {method} looks at what heads do with text: say which with --data")
+        raise UserError(f"--by {method} needs text to score heads on: name it with --data")
     text = read_text(loaded.model, loaded.tokenizer, data, length=length, train_rows=SCORE_ROWS, progress=progress)
     return list(text.batches(text.train, BATCH_ROWS))
 

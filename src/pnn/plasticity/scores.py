@@ -56,7 +56,7 @@ def score(model: PreTrainedModel, batches: Iterable[Batch] | None = None, method
     """A score for every head of the model. `batches` hold what the model takes (`input_ids`, `attention_mask`, `labels`, …) or
     are `input_ids` themselves; a causal model's labels are its inputs where none are given. magnitude and random need none."""
     if method not in METHODS:
-        raise UserError(f"no way to score heads is called {method!r}{did_you_mean(method, METHODS)}")
+        raise UserError(f"unknown score of heads {method!r}{did_you_mean(method, METHODS)}")
     architecture_of(model)
     ready = [prepared(model, batch) for batch in batches or ()]
     if not ready and method not in ("magnitude", "random"):
@@ -74,7 +74,7 @@ def choose(scores: Mapping[Head, float], ratio: float, *, per_layer: bool = Fals
     (0 lets whole layers go). `per_layer` takes the same share of every layer; where that is no whole number, layers with the
     largest remainder lose one more, so that the total is the same."""
     if not 0 <= ratio <= 1:
-        raise UserError(f"the share of heads to prune is {ratio}, but it lies between 0 and 1")
+        raise UserError(f"cannot prune {ratio} of the heads: expected a share between 0 and 1")
     useful = scores.usefulness() if isinstance(scores, Scores) else dict(scores)
     order = sorted(useful, key=lambda head: (useful[head], head))
     layers = sorted({layer for layer, _ in order})
@@ -90,7 +90,7 @@ def choose(scores: Mapping[Head, float], ratio: float, *, per_layer: bool = Fals
             gone.append(head)
     if len(gone) < wanted:
         raise UserError(
-            f"cannot prune {wanted} of {len(order)} heads and keep {floor} in each layer: {len(gone)} is the most"
+            f"cannot prune {wanted} of {len(order)} heads and keep {floor} in each layer: at most {len(gone)} can go"
             + (" when every layer loses the same share" if per_layer else "")
         )
     return sorted(gone)

@@ -48,13 +48,13 @@ class CycleSettings:
         for name in (*at_least_one, "learn_steps", "beyond", "seed"):
             least = int(name in at_least_one)
             if getattr(self, name) < least:
-                raise UserError(f"{name}: {getattr(self, name)}, but it is at least {least}")
+                raise UserError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         for name in ("learning_rate", "multiplier"):
             if not getattr(self, name) > 0:
-                raise UserError(f"{name}: {getattr(self, name)}, but it is above 0")
+                raise UserError(f"{name}: expected more than 0, got {getattr(self, name)}")
         for name in ("prune", "grow"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"cannot {name} {getattr(self, name):g} of the heads: a share lies between 0 and 1")
+                raise UserError(f"cannot {name} {getattr(self, name):g} of the heads: expected a share between 0 and 1")
 
     @property
     def floor(self) -> int:

@@ -56,22 +56,22 @@ class ShrinkSettings:
 
     def __post_init__(self) -> None:
         if (self.fewer is None) == (self.faster is None):
-            raise UserError("say how small with --parameters or how fast with --speed, one of the two")
+            raise UserError("give either --parameters (how small) or --speed (how fast)")
         if self.fewer is not None and not 0 < self.fewer < 1:
-            raise UserError(f"{per_cent(self.fewer, 0)} of the parameters cannot go: it is more than 0 and less than 100 %")
+            raise UserError(f"{per_cent(self.fewer, 0)} of the parameters cannot go: expected more than 0 and less than 100 %")
         if self.faster is not None and not self.faster > 1:
-            raise UserError(f"--speed {self.faster:g}: ask for more than 1, which is as fast as now")
+            raise UserError(f"--speed {self.faster:g}: expected more than 1, which is the present speed")
         if not self.kinds:
             raise UserError(f"--kinds names none of {', '.join(ALL_KINDS)}")
         for kind in self.kinds:
             if kind not in ALL_KINDS:
-                raise UserError(f"there is no kind of unit called {kind!r}{did_you_mean(kind, ALL_KINDS)}")
+                raise UserError(f"unknown kind of unit {kind!r}{did_you_mean(kind, ALL_KINDS)}")
         if self.by not in UNIT_METHODS:
-            raise UserError(f"no way to score units is called {self.by!r}{did_you_mean(self.by, UNIT_METHODS)}")
+            raise UserError(f"unknown score of units {self.by!r}{did_you_mean(self.by, UNIT_METHODS)}")
         if self.by in OF_MATRICES and not {HEAD, NEURON} & {*self.kinds}:
-            raise UserError(f"{self.by} compares what shares a matrix, not {named(self.kinds)}: take {', '.join(COMPARABLE)}")
+            raise UserError(f"{self.by} compares units of one matrix, not {named(self.kinds)}: use {', '.join(COMPARABLE)}")
         if self.teacher == "states" and WIDTH in self.kinds:
-            raise UserError("--teacher states compares states of one width: learn its logits where width may go")
+            raise UserError("--teacher states needs states of one width: use --teacher logits where width may go")
         self.as_cycle()  # says what is wrong with the rest
 
     def as_cycle(self) -> CycleSettings:

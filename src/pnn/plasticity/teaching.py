@@ -37,7 +37,7 @@ class Teacher:
 
     def __init__(self, model: PreTrainedModel, lesson: str = "logits"):
         if lesson not in LESSONS:
-            raise UserError(f"there is no {lesson!r} to learn of a teacher{did_you_mean(lesson, LESSONS)}")
+            raise UserError(f"there is no {lesson!r} to learn from a teacher{did_you_mean(lesson, LESSONS)}")
         self.model, self.lesson = model.eval(), lesson
 
     def loss(self, student: PreTrainedModel, batch: dict[str, Any]) -> Tensor:

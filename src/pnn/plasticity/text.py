@@ -50,7 +50,7 @@ class Text:
     def __post_init__(self) -> None:
         for name, rows in (("learn from", self.train), ("measure on", self.held_out)):
             if rows.dim() != 2 or len(rows) < 2 or rows.shape[1] < 2:
-                raise UserError(f"too little text to {name}: a cycle needs two rows of two tokens or more for that")
+                raise UserError(f"too little text to {name}: a cycle needs at least two rows of two tokens for that")
 
     def inputs(self, rows: Tensor, keys: Tensor | None = None, seed: int = 0) -> dict[str, Tensor]:
         """A batch with labels. `keys` name an encoder's rows in the stream of learning; without, a row is its own key."""
@@ -130,7 +130,7 @@ def read_text(
         held = min(held_out_rows, max(2, len(tokens) // 10))
         if len(tokens) < FEWEST_ROWS:
             raise UserError(
-                f"{data} is too short: it has {len(tokens)} {unit}, and {FEWEST_ROWS} are the fewest"
+                f"{data} is too short: it has {len(tokens)} {unit}, but needs at least {FEWEST_ROWS}"
                 + (" (--max-length makes rows shorter)" if kind.causal else "")
             )
         chosen, held_out = np.arange(len(tokens) - held), rows_of(tokens, np.arange(len(tokens) - held, len(tokens)))
@@ -138,7 +138,7 @@ def read_text(
         other = _tokens(validation, config, tokenizer, "validation", progress)
         for name, found in ((data, tokens), (validation, other)):
             if len(found) < 2:
-                raise UserError(f"{name} is too short: it has {len(found)} of two {unit} that are the fewest")
+                raise UserError(f"{name} is too short: it has {len(found)} {unit}, but needs at least two")
         chosen, held_out = np.arange(len(tokens)), rows_of(other, np.arange(min(held_out_rows, len(other))))
     if train_rows is not None and train_rows < len(chosen):
         chosen = np.sort(np.random.default_rng(0).choice(chosen, max(2, train_rows), replace=False))

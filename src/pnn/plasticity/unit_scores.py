@@ -55,9 +55,9 @@ def score_units(
 ) -> UnitScores:
     """A score for every unit of these kinds, higher is more useful. `batches` are as for `score`."""
     if method not in UNIT_METHODS:
-        raise UserError(f"no way to score units is called {method!r}{did_you_mean(method, UNIT_METHODS)}")
+        raise UserError(f"unknown score of units {method!r}{did_you_mean(method, UNIT_METHODS)}")
     if method in OF_MATRICES and (wide := [kind for kind in (LAYER, WIDTH) if kind in kinds]):
-        raise UserError(f"{method} looks at one matrix, and a {wide[0]} has several: score it by fisher or contribution")
+        raise UserError(f"{method} scores one matrix, but a {wide[0]} has several: score it by fisher or contribution")
     ready = [prepared(model, batch) for batch in batches or ()]
     if not ready and method not in ("magnitude", "random"):
         raise UserError(f"scoring units by {method} needs batches of text")

@@ -60,10 +60,10 @@ class UnitScores:
         for kind, layers in self.of.items():
             expected = [len(row) for row in unit_map(model, kind)]
             if [tuple(values.shape) for values in layers] != [(count,) for count in expected]:
-                raise UserError(f"the scores of {kind}s are not one for each {kind} that the model has")
+                raise UserError(f"expected one score for each {kind} of the model")
             for layer, values in enumerate(layers):
                 if not bool(torch.isfinite(values).all()):
-                    raise UserError(f"a {kind} of layer {layer} has a score that is no number: the model's numbers overflow")
+                    raise UserError(f"a {kind} of layer {layer} has a score that is not a number: the model's numbers overflow")
 
 
 # Which there are ------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def unit_map(model: PreTrainedModel, kind: str) -> UnitMap:
     if recorded is not None:
         found = [list(row) for row in recorded]
     if [len(row) for row in found] != [architecture.parts(kind, block)[-1].count for block in blocks]:
-        raise UserError(f"the model's matrices do not have the {kind}s that its config tells of: it was changed by other means")
+        raise UserError(f"the model's matrices do not have the {kind}s that its config names: something else changed it")
     return found
 
 
@@ -95,7 +95,7 @@ def _dimensions(model: PreTrainedModel) -> list[int]:
     found = list(range(architecture.original(WIDTH, model.config))) if recorded is None else list(recorded)
     if len(found) != there:
         raise UserError(
-            f"the model's matrices have {there} dimensions, its config tells of {len(found)}: it was changed by other means"
+            f"the model's matrices have {there} dimensions, but its config names {len(found)}: something else changed it"
         )
     return found
 
@@ -117,7 +117,7 @@ def check_units(model: PreTrainedModel, asked: Iterable[Any]) -> list[Unit]:
         except (TypeError, ValueError):
             raise UserError(f"a head is a pair (layer, index), any unit (kind, layer, index), not {one!r}") from None
         if unit.kind not in ALL_KINDS:
-            raise UserError(f"there is no kind of unit called {unit.kind!r}: it is one of {', '.join(ALL_KINDS)}")
+            raise UserError(f"unknown kind of unit {unit.kind!r}: expected one of {', '.join(ALL_KINDS)}")
         if unit.kind not in present:
             present[unit.kind] = [set(row) for row in unit_map(model, unit.kind)]
         rows = present[unit.kind]
@@ -164,7 +164,7 @@ def rearrange(model: PreTrainedModel, maps: Mapping[str, Sequence[Sequence[int]]
     gone = [layer for layer, row in enumerate(layers) if not row]
     back = sorted(set(getattr(model.config, "gone_layers", None) or ()) - {*gone})
     if back:
-        raise UserError(f"layer {back[0]} is gone, and whole layers do not come back")
+        raise UserError(f"layer {back[0]} was removed, and whole layers cannot grow again")
     for kind in (HEAD, NEURON):
         old_map = unit_map(model, kind)
         new_map = [list(row) for row in maps.get(kind, old_map)]
@@ -188,7 +188,7 @@ def rearrange(model: PreTrainedModel, maps: Mapping[str, Sequence[Sequence[int]]
 def _narrow(model: PreTrainedModel, kept: list[int]) -> None:
     architecture, old = architecture_of(model), _dimensions(model)
     if not {*kept} <= {*old}:
-        raise UserError("dimensions of the width that are gone do not come back")
+        raise UserError("removed dimensions of the width cannot grow again")
     if kept != old:
         architecture.stream(model).keep([old.index(one) for one in kept], architecture.original(WIDTH, model.config))
         model.config.width_map = kept

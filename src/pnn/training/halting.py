@@ -48,7 +48,7 @@ def fit_halting(
     if not isinstance(encoder, HaltingEncoder):
         raise UserError(f"a {type(model).__name__} has no refinement steps to halt after")
     if not cost > 0:
-        raise UserError(f"a step must cost something, not {cost:g}: otherwise no token has a reason to halt")
+        raise UserError(f"cost={cost:g}: expected more than 0, or no token has a reason to halt")
     before = encoder.config.halt
     try:
         encoder.set_halt(None)

@@ -86,7 +86,7 @@ def train_jobs(jobs: Mapping[str, Job], at_once: int, *, keep_going: bool = Fals
                             raise UserError(f"training {name} failed: {failed[name]}")
                     log.close()
     except KeyboardInterrupt:
-        raise UserError("stopped; the same command goes on from the last checkpoints") from None
+        raise UserError("stopped; the same command continues from the last checkpoints") from None
     finally:
         for process, log in running.values():
             if process.poll() is None:

@@ -34,7 +34,7 @@ def times_as_wide(model: PreTrainedModel, training: TrainingConfig) -> float:
         return 1.0
     width = getattr(model.config, "hidden_size", None)
     if not isinstance(width, int):
-        raise UserError(f"training.base_width: {training.base_width}, but a {type(model).__name__} has no one width to compare")
+        raise UserError(f"training.base_width: {training.base_width}, but a {type(model).__name__} has no single width")
     return width / training.base_width
 
 

@@ -99,9 +99,9 @@ class StudySettings:
     def __post_init__(self) -> None:
         for name in ("seeds", "learn_steps", "batch_rows", "score_rows", "evaluate_every"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name}: {getattr(self, name)}, but it is at least 1")
+                raise UserError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if not self.learning_rate > 0:
-            raise UserError(f"learning_rate: {self.learning_rate}, but it is above 0")
+            raise UserError(f"learning_rate: expected more than 0, got {self.learning_rate}")
 
     def rows_needed(self) -> int:
         return max(self.score_rows, self.learn_steps * self.batch_rows)

@@ -92,7 +92,7 @@ def sources_of(
     names = [Path(one).resolve().name if Path(one).exists() else one.replace("/", "--") for one in models]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"two models are called {twice}: results go by the folder's name, so give them different ones")
+        raise UserError(f"two models are called {twice}: results are named after folders, so rename one")
     found = zip(names, models, texts, strict=True)
     return [Source(name, model, text, validation, length, held_out_rows) for name, model, text in found]
 
@@ -102,7 +102,7 @@ def run_study(
 ) -> dict[str, Any]:
     """Do what is missing of the study in this folder; returns study.json."""
     if jobs < 1:
-        raise UserError(f"--jobs {jobs}: it takes 1 or more")
+        raise UserError(f"--jobs {jobs}: expected 1 or more")
     used = check_free(folder, resume)
     if used and not (folder / "plan.json").exists():
         raise UserError(f"cannot resume {folder}: it holds files but no plan.json, so it is not a study's folder")
@@ -271,7 +271,7 @@ def _work_together(folder: Path, sources: list[Source], plan: StudySettings, job
                 worker.terminate()
     failed = sum(worker.exitcode != 0 for worker in workers)
     if failed:
-        raise UserError(f"{failed} of {jobs} processes failed, as said above; --resume goes on with the study")
+        raise UserError(f"{failed} of {jobs} processes failed (see above); continue the study with --resume")
 
 
 def _worker(folder: Path, sources: list[Source], plan: StudySettings, threads: int) -> None:
