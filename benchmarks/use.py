@@ -47,8 +47,8 @@ def parts_for(text: str, bert: str, gpt2: str) -> dict[str, list[Part]]:
     rows = ["training.batch_size=32", "training.effective_batch_size=32", "data.validation_sequences=100"]
     return {
         "latency": [
-            Part(["pnn_wikitext103"], "latency", ["transformers", "compiled", "onnx"]),
-            Part([REWRITE], "latency", ["transformers", "onnx"]),
+            Part(["pnn_wikitext103"], "latency", ["transformers", "compiled", "onnx", "int8"]),
+            Part([REWRITE], "latency", ["transformers", "onnx", "int8"]),
         ],
         "generate": [
             Part(["ddl_small_scalar"], "generate", ["transformers", "batches"], seconds=1.0),

@@ -46,17 +46,20 @@ def decoder(tmp_path):
 def test_latency_is_timed_in_turns(small, tiny_config, tmp_path):
     rewriting = {"type": "pnn", "update": "rewrite", "schedule": [0, 1], "vocab_size": 90, **SIZE}
     runs = [load_config(str(tiny_config(model={"num_steps": 1}))), load_config(str(tiny_config("rewriting", model=rewriting)))]
-    result, _ = benchmark(runs, ["latency"], ["naive", "transformers", "onnx"], BRIEF, tmp_path / "out.json")
-    names = ["pnn", "transformers bert", "onnxruntime", "pnn rewrite", "transformers bert", "onnxruntime"]
+    result, _ = benchmark(runs, ["latency"], ["naive", "transformers", "int8"], BRIEF, tmp_path / "out.json")
+    names = ["pnn", "transformers bert", "onnxruntime, int8", "pnn rewrite", "transformers bert", "onnxruntime, int8"]
     assert [row["name"] for row in result["rows"]] == names
     for row in result["rows"]:
         assert 0 < row["milliseconds_per_update"] <= row["milliseconds_p99"]
         assert row["threads"] == torch.get_num_threads()
         assert row["turns"] == result["rows"][0 if row["config"] == result["rows"][0]["config"] else 3]["turns"]
     assert result["rows"][0]["ours_over_it"] == 1
-    expected = {f"{ours}_latency_vs_{theirs}" for ours in ("pnn", "rewrite") for theirs in ("transformers_bert", "onnxruntime")}
+    expected = {
+        f"{ours}_latency_vs_{theirs}" for ours in ("pnn", "rewrite") for theirs in ("transformers_bert", "onnxruntime_int8")
+    }
     assert set(result["ratios"]) == expected
-    assert result["ratios"]["rewrite_latency_vs_onnxruntime"] == result["rows"][5]["ours_over_it"]
+    assert result["ratios"]["rewrite_latency_vs_onnxruntime_int8"] == result["rows"][5]["ours_over_it"]
+    assert [row["precision"] for row in result["rows"]] == ["fp32", "fp32", "int8"] * 2
 
 
 def test_generation_stands_beside_gpt2_and_the_additive_decoder(small, decoder, tmp_path):

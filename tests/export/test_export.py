@@ -175,6 +175,7 @@ def test_mistakes(pnn_command, checkpoints, tmp_path):
     out = tmp_path / "out"
     fails(pnn_command, tmp_path / "nowhere", "--output", out, says=("nowhere",))
     fails(pnn_command, checkpoints["pnn"], "--output", out, "--num-steps", 2, says=("--num-steps 2", "--onnx"))
+    fails(pnn_command, checkpoints["pnn"], "--output", out, "--int8", says=("--int8", "--onnx"))
     fails(pnn_command, checkpoints["pnn"], "--output", tmp_path, says=("exists already",))
     fails(pnn_command, checkpoints["pnn"], "--output", out, "--push-to", "name", says=("owner/name",))
     fails(pnn_command, checkpoints["pnn"], "--output", out, "--push-to", "./shelf", says=("owner/name",))

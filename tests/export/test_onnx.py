@@ -91,6 +91,34 @@ class TestGraph:
         assert "fewer --num-steps" in err
         assert not (tmp_path / "out").exists()
 
+    def test_in_int8(self, pnn_command, checkpoints, tmp_path):
+        out = tmp_path / "out"
+        code, said, _ = pnn_command("export", checkpoints["pnn_rewrite"], "--output", out, "--onnx", "--int8", "--num-steps", 1)
+        assert code == 0
+        assert "% of their spread" in said
+        assert "`model_int8.onnx`" in (out / "README.md").read_text()
+        assert "model_int8.onnx" in (out / "checksums.json").read_text()
+        import onnx
+
+        operations = [node.op_type for node in onnx.load(out / "model_int8.onnx").graph.node]
+        model = open_for_export(str(checkpoints["pnn_rewrite"])).model
+        used = [*model.encoder.refiners[0].modules(), *model.head.modules()]  # in one step
+        assert operations.count("MatMulInteger") == sum(isinstance(module, torch.nn.Linear) for module in used)
+        assert operations.count("MatMul") == 2  # attention's: both sides change with the text
+        ids = torch.randint(0, 60, (4, 9), generator=torch.Generator().manual_seed(5))
+        exact, rounded = (self.run(out / name, ids, torch.ones_like(ids)) for name in ("model.onnx", "model_int8.onnx"))
+        off = (rounded - exact).square().mean().sqrt() / exact.std()
+        assert 1e-4 < off < 0.1
+
+    def test_in_int8_too_far_off(self, pnn_command, checkpoints, tmp_path, monkeypatch):
+        monkeypatch.setattr(ours, "INT8_TOLERANCE", 1e-9)
+        options = ("--onnx", "--int8", "--num-steps", 1)
+        code, _, err = pnn_command("export", checkpoints["pnn"], "--output", tmp_path / "out", *options)
+        assert code == 2
+        assert "off by" in err
+        assert "export without --int8" in err
+        assert not (tmp_path / "out").exists()
+
     def test_weights_in_bf16_become_a_graph_in_fp32(self, checkpoints, tmp_path):
         half = tmp_path / "half"
         exported = open_for_export(str(checkpoints["pnn"]))

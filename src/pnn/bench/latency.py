@@ -1,8 +1,8 @@
 """Rows of latency: one sentence of 64 tokens with one mask, from its tokens on the host to the answer on the host.
 
 Ours goes the way of `pnn fill`. Beside it, as asked: transformers' BERT of bert-base's shape as it is (`transformers`) and
-compiled (`compiled`), and our own model exported to ONNX, in onnxruntime on a CPU (`onnx`). All answer in turns, so that a busy
-machine slows all of them alike; a ratio is the median over turns of ours over theirs.
+compiled (`compiled`), and our own model exported to ONNX, in onnxruntime on a CPU, in fp32 (`onnx`) and in int8 (`int8`). All
+answer in turns, so that a busy machine slows all of them alike; a ratio is the median over turns of ours over theirs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ from pnn.bench.training import device_of, parameters_of, row_name, size_of
 from pnn.config import RunConfig
 from pnn.data.batches import pack
 from pnn.evaluation.passes import states_at
-from pnn.export.onnx import check_installed, write_onnx
+from pnn.export.onnx import check_installed, write_int8, write_onnx
 from pnn.models import flops
 from pnn.models.sections import build_model, model_config
 from pnn.turns import take_turns
 
 LENGTH = 64
 BERT_BASE: dict[str, Any] = {}  # what differs from BertConfig's defaults, which are bert-base's
-BESIDE = {"transformers": "transformers bert", "compiled": "transformers bert, compiled", "onnx": "onnxruntime"}
+BESIDE = {
+    "transformers": "transformers bert",
+    "compiled": "transformers bert, compiled",
+    "onnx": "onnxruntime",
+    "int8": "onnxruntime, int8",
+}
 Answer = Callable[[], int]
 
 
 def names(run: RunConfig, against: list[str]) -> list[str]:
     on_gpu = device_of(run).type == "cuda"
-    return [row_name(run), *(BESIDE[one] for one in against if one in BESIDE and not (one == "onnx" and on_gpu))]
+    return [row_name(run), *(BESIDE[one] for one in against if one in BESIDE and not (one in ("onnx", "int8") and on_gpu))]
 
 
 def latency_rows(run: RunConfig, against: list[str], budget: Budget) -> dict[str, dict[str, Any]]:
@@ -50,8 +55,8 @@ def latency_rows(run: RunConfig, against: list[str], budget: Budget) -> dict[str
     models: dict[str, PreTrainedModel] = {wanted[0]: ours}
     answers: dict[str, Answer] = {wanted[0]: _of_ours(ours, DTYPES[precision])}
     for name in wanted[1:]:
-        if name == BESIDE["onnx"]:
-            models[name], answers[name] = ours, _of_onnx(ours)
+        if name in (BESIDE["onnx"], BESIDE["int8"]):
+            models[name], answers[name] = ours, _of_onnx(ours, int8=name == BESIDE["int8"])
         else:
             models[name] = BertForMaskedLM(BertConfig(**BERT_BASE)).to(device, DTYPES[precision]).eval()
             answers[name] = _of_bert(models[name], compiled=name == BESIDE["compiled"])
@@ -68,7 +73,7 @@ def latency_rows(run: RunConfig, against: list[str], budget: Budget) -> dict[str
             "implementation": "pnn" if models[name] is ours else "transformers",
             "compiled": name == BESIDE["compiled"],
             "parameters": parameters_of(models[name]),
-            "precision": precision,
+            "precision": "int8" if name == BESIDE["int8"] else precision,
             "threads": torch.get_num_threads(),
             "shapes": {"batch_tokens": length_of(ours), **(size_of(config) if models[name] is ours else {})},
             "milliseconds_per_update": 1000 * seconds[0],  # the median: p50
@@ -129,7 +134,7 @@ def _of_bert(model: Any, compiled: bool) -> Answer:
     return answer
 
 
-def _of_onnx(model: PreTrainedModel) -> Answer:
+def _of_onnx(model: PreTrainedModel, int8: bool) -> Answer:
     check_installed()
     import onnxruntime
 
@@ -140,6 +145,9 @@ def _of_onnx(model: PreTrainedModel) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write_onnx(path, model, None)
+        if int8:
+            graph, path = path, Path(folder) / "int8.onnx"
+            write_int8(path, graph, model)
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     ids = _tokens(model)[None]
     feed, at = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, ids.shape[1] // 2

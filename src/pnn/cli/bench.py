@@ -20,7 +20,7 @@ def bench(
     ] = "train,inference",
     against: Annotated[
         str,
-        typer.Option(help="Baselines: naive (PNN), transformers; for latency compiled, onnx; for generate batches; or none."),
+        typer.Option(help="Baselines: naive (PNN), transformers; latency: compiled, onnx, int8; generate: batches; or none."),
     ] = "naive,transformers",
     seconds: Annotated[float, typer.Option(help="Seconds of timing per row, in seven blocks.", min=0.01)] = 10.0,
     output: Annotated[

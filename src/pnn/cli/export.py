@@ -18,6 +18,7 @@ def export(
         typer.Option(help="Add the code, for people without this package. Default: if the model has some."),
     ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx, compared with torch in onnxruntime.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="With --onnx: also model_int8.onnx, faster on a CPU.")] = False,
     num_steps: Annotated[int | None, typer.Option(help="Refinement steps of the ONNX graph. Default: the model's.")] = None,
     license: Annotated[
         str | None, typer.Option(help="Licence of the weights, for the model card (mit, cc-by-sa-4.0 …).")
@@ -38,6 +39,7 @@ def export(
         bf16=bf16,
         remote_code=remote_code,
         with_onnx=onnx,
+        int8=int8,
         num_steps=num_steps,
         licence=license,
         push_to=push_to,
@@ -45,6 +47,8 @@ def export(
     if "onnx_difference" in result:
         steps = f" has {result['onnx_steps']} refinement steps, for good, and" if result["onnx_steps"] else ""
         print(f"model.onnx{steps} differs from torch by at most {result['onnx_difference']:.1e}")
+    if "int8_off" in result:
+        print(f"model_int8.onnx has logits that are off by {100 * result['int8_off']:.1f} % of their spread")
     print(result["output"])
     if "pushed_to" in result:
         print(result["pushed_to"])

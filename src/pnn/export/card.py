@@ -29,7 +29,9 @@ from pnn.runs import AVERAGE, is_cycle, read_config, read_environment, read_json
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for what is no matrix of a block)"}
 
 
-def model_card(exported: Exported, *, bf16: bool, remote_code: bool, onnx_steps: int | None, licence: str | None) -> str:
+def model_card(
+    exported: Exported, *, bf16: bool, remote_code: bool, onnx_steps: int | None, licence: str | None, int8: bool = False
+) -> str:
     head: dict[str, Any] = {
         "library_name": "transformers",
         "tags": ["plastic-neural-networks", exported.model.config.model_type],
@@ -42,7 +44,7 @@ def model_card(exported: Exported, *, bf16: bool, remote_code: bool, onnx_steps:
     known = Known(exported)
     sections = [
         f"# {exported.name}\n\n{known.what()}",
-        f"## Use\n\n{known.use(remote_code, onnx_steps)}",
+        f"## Use\n\n{known.use(remote_code, onnx_steps, int8)}",
         f"## Model\n\n{known.table()}",
         f"## Data\n\n{known.data()}",
         f"## Training\n\n{known.training()}",
@@ -88,7 +90,7 @@ class Known:
             text += f" Fine-tuned on {self.tuned['task']} ({self.tuned['benchmark']})."
         return text if self.plasticity is None else f"{text} {self.plasticity.what()}"
 
-    def use(self, remote_code: bool, onnx_steps: int | None) -> str:
+    def use(self, remote_code: bool, onnx_steps: int | None, int8: bool) -> str:
         auto = self.exported.auto.__name__
         lines = ["```python", f"from transformers import {auto}, AutoTokenizer", ""]
         needs_package = not remote_code and (self.kind.ours or self.is_reorganised)
@@ -109,6 +111,8 @@ class Known:
         if onnx_steps is not None:
             steps = f"with {onnx_steps} refinement steps" if self.kind.has_steps else "of the whole model"
             lines += ["", f"`model.onnx` is the graph {steps}: inputs `input_ids` and `attention_mask`, output `logits`."]
+        if int8:
+            lines += ["`model_int8.onnx` computes the same with its products in int8: faster on a CPU, not as exact."]
         return "\n".join(lines)
 
     def table(self) -> str:

@@ -4,6 +4,10 @@ Inputs `input_ids` and `attention_mask` (int64, batch × length; for a multiple-
 `logits` (for question answering the start and end scores, batch × length × 2). A decoder's graph has no cache: it scores whole
 texts. The graph is run in onnxruntime before it is kept, on another batch and length than it was traced with, and must agree
 with torch to 1e-4.
+
+For CPUs a second graph can be made of it, in int8: both sides of a product with a weight matrix become whole numbers,
+x ≈ s (q − z), with one scale per column of the matrix and one per call for the states. Attention, norms and embeddings stay in
+fp32. No such graph agrees to 1e-4; how far its logits are off is told as a share of their spread.
 """
 
 from __future__ import annotations
@@ -12,12 +16,15 @@ import contextlib
 import copy
 import io
 import logging
+import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -25,6 +32,7 @@ from pnn.errors import UserError
 from pnn.models.registry import kind_of
 
 TOLERANCE = 1e-4
+INT8_TOLERANCE = 0.2  # of the logits' spread
 NEEDED = "--onnx needs three more packages: pip install onnx onnxscript onnxruntime"
 
 
@@ -59,16 +67,11 @@ def write_onnx(path: Path, model: PreTrainedModel, steps: int | None) -> float:
     if kind_of(model).has_steps:
         options["halt"] = False  # a graph computes every token at every step
     wrapped = _Logits(model, options)
-    choices = "MultipleChoice" in type(model).__name__
-    longest = getattr(model.config, "max_position_embeddings", None) or 512
-    sizes: dict[int, Any] = {0: "batch", 2 if choices else 1: "length"}
-    quiet = io.StringIO()  # the exporter talks
-    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    sizes: dict[int, Any] = {0: "batch", 2 if _chooses(model) else 1: "length"}
+    with _quiet():
         torch.onnx.export(
             wrapped,
-            _example(model, choices, 2, min(12, longest)),
+            _example(model, 2, 12),
             path,
             input_names=["input_ids", "attention_mask"],
             output_names=["logits"],
@@ -78,7 +81,62 @@ def write_onnx(path: Path, model: PreTrainedModel, steps: int | None) -> float:
             optimize=False,  # it takes adding 1e-10 for adding nothing, and directions of length 0 become NaN
         )
     _leave_out_traces(path)
-    return max(_difference(path, wrapped, _example(model, choices, 3, min(length, longest))) for length in (7, 20))
+    difference = 0.0
+    for inputs in _trials(model):
+        with torch.no_grad():
+            ours = wrapped(*inputs).numpy()
+        difference = max(difference, float(np.abs(_unpadded(ours - _run(path, inputs), inputs)).max()))
+    if not difference <= TOLERANCE:
+        fewer = "try fewer --num-steps, or " if steps is not None else ""
+        raise UserError(
+            f"the ONNX graph differs from torch by {difference:g}, more than {TOLERANCE:g}, and is not kept: "
+            f"{fewer}export without --onnx"
+        )
+    return difference
+
+
+def write_int8(path: Path, graph: Path, model: PreTrainedModel) -> float:
+    """The `graph` that `write_onnx` made of `model`, with products in int8. Returns the root mean square of what changes in its
+    logits, as a share of their standard deviation."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        folded = Path(folder) / "folded.onnx"  # matrices are turned around first, and only constants become int8
+        quant_pre_process(graph, folded, skip_onnx_shape=True, skip_symbolic_shape=True)
+        quantize_dynamic(
+            folded,
+            path,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            extra_options={"MatMulConstBOnly": True},
+        )
+    pairs = [tuple(_unpadded(_run(one, inputs), inputs).reshape(-1) for one in (graph, path)) for inputs in _trials(model)]
+    exact, rounded = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    off = float(np.sqrt(np.square(rounded - exact).mean()) / exact.std())
+    if not off <= INT8_TOLERANCE:
+        raise UserError(
+            f"in int8 the logits are off by {off:.0%} of their spread, more than {INT8_TOLERANCE:.0%}, and the graph is not "
+            "kept: export without --int8"
+        )
+    return off
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters talk."""
+    heard, loggers = io.StringIO(), [logging.getLogger(name) for name in ("torch.onnx", None)]
+    levels = [logger.level for logger in loggers]
+    with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def _leave_out_traces(path: Path) -> None:
@@ -96,9 +154,14 @@ def _leave_out_traces(path: Path) -> None:
     onnx.save(graph, path)
 
 
-def _example(model: PreTrainedModel, choices: bool, batch: int, length: int) -> tuple[Tensor, Tensor]:
+def _chooses(model: PreTrainedModel) -> bool:
+    return "MultipleChoice" in type(model).__name__
+
+
+def _example(model: PreTrainedModel, batch: int, length: int) -> tuple[Tensor, Tensor]:
     """Tokens at random, the last row with padding at its end."""
-    shape = (batch, 2, length) if choices else (batch, length)
+    length = min(length, getattr(model.config, "max_position_embeddings", None) or 512)
+    shape = (batch, 2, length) if _chooses(model) else (batch, length)
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(0, model.config.vocab_size, shape, generator=generator)
     mask = torch.ones(shape, dtype=torch.long)
@@ -106,21 +169,20 @@ def _example(model: PreTrainedModel, choices: bool, batch: int, length: int) -> 
     return ids, mask
 
 
-@torch.no_grad()
-def _difference(path: Path, wrapped: _Logits, inputs: tuple[Tensor, Tensor]) -> float:
+def _trials(model: PreTrainedModel) -> list[tuple[Tensor, Tensor]]:
+    """What graphs are compared on: other batches and lengths than they are traced with."""
+    return [_example(model, 3, length) for length in (7, 20)]
+
+
+def _run(path: Path, inputs: tuple[Tensor, Tensor]) -> NDArray[np.float32]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feed = dict(zip(("input_ids", "attention_mask"), (x.numpy() for x in inputs), strict=True))
-    (theirs,) = session.run(["logits"], feed)
-    ours, keep = wrapped(*inputs).numpy(), inputs[1].numpy().astype(bool)
-    if ours.ndim == 3:  # a vector for every token: what stands at padding means nothing
-        ours, theirs = ours[keep], theirs[keep]
-    difference = float(np.abs(ours - theirs).max())
-    if not difference <= TOLERANCE:
-        fewer = "try fewer --num-steps, or " if "num_steps" in wrapped.options else ""
-        raise UserError(
-            f"the ONNX graph differs from torch by {difference:g}, more than {TOLERANCE:g}, and is not kept: "
-            f"{fewer}export without --onnx"
-        )
-    return difference
+    logits: NDArray[np.float32] = session.run(["logits"], feed)[0]
+    return logits
+
+
+def _unpadded(logits: NDArray[np.float32], inputs: tuple[Tensor, Tensor]) -> NDArray[np.float32]:
+    """Where there is a vector for every token, what stands at padding means nothing."""
+    return logits[inputs[1].numpy().astype(bool)] if logits.ndim == 3 else logits

@@ -31,6 +31,7 @@ def export_run(
     bf16: bool = False,
     remote_code: bool | None = None,
     with_onnx: bool = False,
+    int8: bool = False,
     num_steps: int | None = None,
     licence: str | None = None,
     push_to: str | None = None,
@@ -44,6 +45,8 @@ def export_run(
         onnx.check_installed()
     elif num_steps is not None:
         raise UserError(f"--num-steps {num_steps} needs --onnx, whose graph has a fixed number of steps")
+    elif int8:
+        raise UserError("--int8 needs --onnx, whose graph it makes smaller and faster")
     exported = open_for_export(run)
     if num_steps is not None and not kind_of(exported.model).has_steps:
         raise UserError(f"--num-steps {num_steps}: a {exported.model.config.model_type} model has no refinement steps")
@@ -71,6 +74,8 @@ def export_run(
             if with_onnx:
                 result["onnx_difference"] = onnx.write_onnx(partial / "model.onnx", exported.model, num_steps)
                 result["onnx_steps"] = graph_steps
+            if int8:
+                result["int8_off"] = onnx.write_int8(partial / "model_int8.onnx", partial / "model.onnx", exported.model)
             write_pooling(partial, exported)
             write_checksums(partial)
             card = model_card(
@@ -78,6 +83,7 @@ def export_run(
                 bf16=bf16,
                 remote_code=remote_code,
                 onnx_steps=graph_steps if with_onnx else None,
+                int8=int8,
                 licence=licence,
             )
             write_text(partial / "README.md", card)
