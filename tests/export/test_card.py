@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -46,6 +47,20 @@ def test_a_pretrained_models_card(run):
     evaluation["accuracy"] = 0.12345
     (run / "evaluation.json").write_text(json.dumps(evaluation))
     assert "| validation | 12.3 % |" in card(run)
+
+
+def test_token_shards_are_told_by_the_text_they_were_made_of(run):
+    assert "tokenizer `corpus`" in card(run)
+    tokens, config = json.loads((run / "tokens.json").read_text()), yaml.safe_load((run / "config.yaml").read_text())
+    tokens["train"]["recipe"]["source"] = {"files": [["one.txt", "digest"], ["two.txt.xz", "digest"]], "column": "text"}
+    (run / "tokens.json").write_text(json.dumps(tokens))
+    config["data"]["train"] = f"elsewhere/{Path(tokens['train']['folder']).name}"
+    config["training"] |= {"max_steps": None, "epochs": 3}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    text = card(run)
+    assert "Trained on `one.txt`, `two.txt.xz`, which had become tokens before" in text
+    assert "`corpus`" not in text
+    assert "3 epochs in updates of 16 sequences" in text
 
 
 def test_a_step_without_a_loss_is_not_reported(run):

@@ -12,7 +12,8 @@ import yaml
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 import pnn
-from pnn.config import RunConfig
+from pnn.config import DataConfig, RunConfig
+from pnn.data import run_tokens
 from pnn.export.changes import Changes
 from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
@@ -155,7 +156,7 @@ class Known:
             )
         if self.run is not None:
             data_config = self.run.data
-            text = f"Trained on `{public(data_config.train)}`, tokenizer `{public(data_config.tokenizer)}`, at most "
+            text = f"Trained on {self._source(data_config)}, at most "
             text += f"{data_config.max_length:,} tokens per sequence, layout {data_config.layout}, filter {data_config.filter}."
             if self.evaluation is not None and "source" in self.evaluation:
                 text += f" Measured on held-out text of `{public(self.evaluation['source'])}`."
@@ -163,6 +164,15 @@ class Known:
         if self.plasticity is not None:
             return self.plasticity.data()
         return "Not known: this checkpoint came without the folder of its run."
+
+    def _source(self, data: DataConfig) -> str:
+        """Text and tokenizer. Where a folder of token shards stood for the text, the files that the shards were made of."""
+        read = {} if self.exported.run is None else run_tokens.recorded(self.exported.run).get("train", {})
+        if read and Path(read["folder"]).name == Path(data.train).name:
+            files = read["recipe"]["source"].get("files", [])
+            names = ", ".join(f"`{name}`" for name, _ in files) or f"`{public(data.train)}`"
+            return f"{names}, which had become tokens before, with the tokenizer beside the weights"
+        return f"`{public(data.train)}`, tokenizer `{public(data.tokenizer)}`"
 
     def training(self) -> str:
         parts = []
@@ -176,7 +186,7 @@ class Known:
             )
         elif self.run is not None:
             training = self.run.training
-            length = f"{training.max_steps:,} updates" if training.max_steps else f"{training.epochs:g} epochs"
+            length = f"{training.max_steps:,} updates" if training.max_steps else f"{training.epochs:g} epochs in updates"
             parts.append(
                 f"{length} of {training.effective_batch_size:,} sequences, {OPTIMIZERS[training.optimizer]} at a learning "
                 f"rate of {training.learning_rate:g} after {training.warmup_steps:,} updates of warm-up ({training.schedule} "
