@@ -63,7 +63,7 @@ def _in_repository(page: str) -> str:
 
 
 def _in_site(path: str) -> str:
-    return path.removeprefix(f"{DOCS}/")
+    return "index.md" if path == "README.md" else path.removeprefix(f"{DOCS}/")  # each is the first page where it is
 
 
 def _targets(page: str, markdown: str) -> dict[str, str]:
@@ -81,13 +81,20 @@ def _fields(match: re.Match[str]) -> str:
     return "```{.python .fields}\n" + "\n".join(line for line in lines if "keys_to_ignore" not in line) + "\n```\n"
 
 
-def on_files(files: Files, config: Any) -> Files:
-    pages = [file.src_uri for file in files.documentation_pages()] + PAGES
-    wanted = set(PAGES)
-    for page in pages:
+def taken_in(pages: list[str]) -> set[str]:
+    """The files outside docs/ that these pages link to, and what the pages among those link to."""
+    pages, wanted = [*pages, *PAGES], set(PAGES)
+    for page in pages:  # grows meanwhile
         markdown = (REPOSITORY / _in_repository(page)).read_text(encoding="utf-8")
-        wanted |= {path for path in _targets(page, markdown).values() if not path.startswith(f"{DOCS}/")}
-    for path in sorted(wanted):
+        found = {path for path in _targets(page, markdown).values() if not path.startswith(f"{DOCS}/")}
+        new = sorted(found - wanted - {"README.md"})
+        pages += [path for path in new if path.endswith(".md")]
+        wanted.update(new)
+    return wanted
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for path in sorted(taken_in([file.src_uri for file in files.documentation_pages()])):
         files.append(File.generated(config, path, abs_src_path=str(REPOSITORY / path)))
     return files
 

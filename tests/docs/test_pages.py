@@ -302,6 +302,15 @@ def hooks() -> dict:
     return runpy.run_path(str(ROOT / "docs" / "hooks.py"))
 
 
+def test_a_page_that_is_taken_in_brings_its_pictures_along(hooks):
+    there = hooks["taken_in"](["results.md"])
+    assert "results/halting/classifier/README.md" in there  # which docs/results.md links to
+    for page in (path for path in there if path.endswith(".md")):
+        for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            place = os.path.normpath(os.path.join(os.path.dirname(page), picture))
+            assert place in there or not (ROOT / place).exists(), f"{page}: {picture}"
+
+
 def test_a_picture_is_a_link_to_itself_over_its_caption(hooks):
     picture = '<img alt="heads" src="../images/heads.svg" />'
     drawn = hooks["on_page_content"](f"<p>{picture}\n<em>Heads by layer.</em></p>")
