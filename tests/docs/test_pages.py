@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -317,10 +318,18 @@ def test_a_picture_is_a_link_to_itself_over_its_caption(hooks):
     assert drawn == f'<figure><a href="../images/heads.svg">{picture}</a><figcaption>Heads by layer.</figcaption></figure>'
 
 
+def test_a_page_without_headings_has_its_bold_beginnings_as_contents(hooks):
+    toc = pytest.importorskip("mkdocs.structure.toc")
+    page = SimpleNamespace(toc=toc.TableOfContents([toc.AnchorLink("Decisions", "decisions", 1)]))
+    drawn = hooks["on_page_content"]("".join(f"<p><strong>Why <code>{n}</code>?</strong> So.</p>" for n in "abcd"), page=page)
+    assert drawn.startswith('<p id="why-a"><strong>Why')
+    assert [(link.title, link.id) for link in next(iter(page.toc)).children][:2] == [("Why a?", "why-a"), ("Why b?", "why-b")]
+
+
 def test_lines_do_not_end_inside_an_option_nor_before_a_per_cent_sign(hooks):
     command = '<div class="language-bash highlight"><pre><code>pnn train x --max-steps 3 % 2</code></pre></div>'
-    drawn = hooks["on_page_content"](f"<p>95 % of it</p>{command}")
-    assert drawn.startswith("<p>95\u00a0% of it</p>")
+    drawn = hooks["on_page_content"](f'<p>95 % of it</p><a href="at-2e-3">2e-3</a>{command}')
+    assert drawn.startswith('<p>95\u00a0% of it</p><a href="at-2e-3"><span class="option">2e-3</span></a>')
     assert 'x <span class="option">--max-steps</span> 3 % 2' in drawn  # what is copied stays as it was
 
 
