@@ -8,7 +8,7 @@
 - `<!-- fields: src/pnn/config.py DataConfig -->` becomes the class's fields with their comments, which are their documentation.
 - The emphasised line under a picture is its caption. A picture is a link to itself: on a phone its words are too small to read.
 - The table of contents of a page without headings has the bold words that its paragraphs begin with.
-- A long command goes on in the next line, indented. Lines never end inside an option (--data) or a number (2e-3), nor before its %.
+- A long command goes on in the next line, indented. Lines never end inside an option (--data), inside 2e-3, or before a %.
 - `<!-- refining: refining.json -->` becomes grids of predictions with a slider, one per model of that file.
 - Equations become MathML when the site is built: browsers draw it themselves, with the font in docs/fonts. One that is wider
   than a phone scrolls, also by the keyboard.
@@ -44,9 +44,12 @@ NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 WORDS = {
     "gpu": "Needs a GPU.",
     "hub": "Needs the Hugging Face hub, or files that you have.",
+    "files": "Needs files that you have.",
     "install": "Installs packages.",
+    "package": "Needs another package.",
     "machines": "Needs several machines.",
     "browser": "Opens a page in the browser.",
+    "time": "Takes minutes to hours on a CPU.",
 }
 SEARCH = 'data-md-component="search" role="dialog"'
 SHIM = "https://unpkg.com/iframe-worker/shim"
@@ -57,7 +60,7 @@ COMMANDS = re.compile(r'<div class="language-bash.*?</div>', re.DOTALL)
 CODE_OR_NUMBER = re.compile(r"<(pre|code)\b.*?</\1>|<[^>]*>|(?<=\d) %|\b\d[\d.]*e-\d+\b", re.DOTALL)
 BOLD_BEGINNING = re.compile(r"<p>(?=<strong>(.+?)</strong>)")
 FEW = 4  # beginnings are no table of contents
-OPTION = re.compile(r"(?<![^\s>])--?[a-z][\w-]*")
+OPTION = re.compile(r"(?<![^\s>])--?[a-z][\w-]*|\b\d[\d.]*e-\d+\b")
 FIGURE_WITH_CAPTION = re.compile(r'<p>(<img [^>]*src="([^"]+)"[^>]*>)\s*<em>(.*?)</em></p>', re.DOTALL)
 
 

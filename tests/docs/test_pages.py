@@ -36,7 +36,7 @@ FENCE = re.compile(
     r'```(?P<language>\w*)(?: title="(?P<file>[^"]+)")?[^\n]*\n(?P<code>.*?)^```$',
     re.M | re.S,
 )
-NEEDS = {"browser", "gpu", "hub", "install", "machines"}
+NEEDS = {"browser", "files", "gpu", "hub", "install", "machines", "package", "time"}
 SHOWN = {"text"}  # languages that are there to be read
 START = "docs/index.md"
 # what an option or an import needs beyond the core; the dev extra has it
