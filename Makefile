@@ -48,8 +48,8 @@ lint: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: .venv/docs  ## the documentation site, into site/; a broken link or reference is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+docs: .venv/docs  ## the documentation site, into site/; a broken link or reference is an error (not with --quiet)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 figures: .venv/dev  ## all figures of the site and the notebooks' outputs anew: about ten minutes
 	$(BIN)/python docs/figures.py

@@ -7,7 +7,8 @@
 - The one script that the theme would take from another host, for searching in a site opened from the disk, is ours.
 - `<!-- fields: src/pnn/config.py DataConfig -->` becomes the class's fields with their comments, which are their documentation.
 - The emphasised line under a picture is its caption. A picture is a link to itself: on a phone its words are too small to read.
-- A long command goes on in the next line, indented. Lines never end inside an option (--data) or between a number and its %.
+- The table of contents of a page without headings has the bold words that its paragraphs begin with.
+- A long command goes on in the next line, indented. Lines never end inside an option (--data), inside 2e-3, or before a %.
 - `<!-- refining: refining.json -->` becomes grids of predictions with a slider, one per model of that file.
 - Equations become MathML when the site is built: browsers draw it themselves, with the font in docs/fonts. One that is wider
   than a phone scrolls, also by the keyboard.
@@ -27,6 +28,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.toc import AnchorLink, TableOfContents
 from mkdocs.utils import get_relative_url
 
 from pnn.report.markup import Html, tag
@@ -42,9 +44,12 @@ NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 WORDS = {
     "gpu": "Needs a GPU.",
     "hub": "Needs the Hugging Face hub, or files that you have.",
+    "files": "Needs files that you have.",
     "install": "Installs packages.",
+    "package": "Needs another package.",
     "machines": "Needs several machines.",
     "browser": "Opens a page in the browser.",
+    "time": "Takes minutes to hours on a CPU.",
 }
 SEARCH = 'data-md-component="search" role="dialog"'
 SHIM = "https://unpkg.com/iframe-worker/shim"
@@ -52,8 +57,10 @@ FIELDS = re.compile(r"<!-- fields: (\S+) (\w+) -->")
 REFINING = re.compile(r"<!-- refining: (\S+) -->")
 MATH = re.compile(r'(\(?)<(span|div) class="arithmatex">(?:\\\(|\\\[)(.*?)(?:\\\)|\\\])</\2>([.,;:)]*)', re.DOTALL)
 COMMANDS = re.compile(r'<div class="language-bash.*?</div>', re.DOTALL)
-CODE_OR_PER_CENT = re.compile(r"<(pre|code)\b.*?</\1>|(?<=\d) %", re.DOTALL)
-OPTION = re.compile(r"(?<![^\s>])--?[a-z][\w-]*")
+CODE_OR_NUMBER = re.compile(r"<(pre|code)\b.*?</\1>|<[^>]*>|(?<=\d) %|\b\d[\d.]*e-\d+\b", re.DOTALL)
+BOLD_BEGINNING = re.compile(r"<p>(?=<strong>(.+?)</strong>)")
+FEW = 4  # beginnings are no table of contents
+OPTION = re.compile(r"(?<![^\s>])--?[a-z][\w-]*|\b\d[\d.]*e-\d+\b")
 FIGURE_WITH_CAPTION = re.compile(r'<p>(<img [^>]*src="([^"]+)"[^>]*>)\s*<em>(.*?)</em></p>', re.DOTALL)
 
 
@@ -63,7 +70,7 @@ def _in_repository(page: str) -> str:
 
 
 def _in_site(path: str) -> str:
-    return path.removeprefix(f"{DOCS}/")
+    return "index.md" if path == "README.md" else path.removeprefix(f"{DOCS}/")  # each is the first page where it is
 
 
 def _targets(page: str, markdown: str) -> dict[str, str]:
@@ -81,13 +88,20 @@ def _fields(match: re.Match[str]) -> str:
     return "```{.python .fields}\n" + "\n".join(line for line in lines if "keys_to_ignore" not in line) + "\n```\n"
 
 
-def on_files(files: Files, config: Any) -> Files:
-    pages = [file.src_uri for file in files.documentation_pages()] + PAGES
-    wanted = set(PAGES)
-    for page in pages:
+def taken_in(pages: list[str]) -> set[str]:
+    """The files outside docs/ that these pages link to, and what the pages among those link to."""
+    pages, wanted = [*pages, *PAGES], set(PAGES)
+    for page in pages:  # grows meanwhile
         markdown = (REPOSITORY / _in_repository(page)).read_text(encoding="utf-8")
-        wanted |= {path for path in _targets(page, markdown).values() if not path.startswith(f"{DOCS}/")}
-    for path in sorted(wanted):
+        found = {path for path in _targets(page, markdown).values() if not path.startswith(f"{DOCS}/")}
+        new = sorted(found - wanted - {"README.md"})
+        pages += [path for path in new if path.endswith(".md")]
+        wanted.update(new)
+    return wanted
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for path in sorted(taken_in([file.src_uri for file in files.documentation_pages()])):
         files.append(File.generated(config, path, abs_src_path=str(REPOSITORY / path)))
     return files
 
@@ -114,7 +128,7 @@ def _refining(match: re.Match[str]) -> str:
     return style + tag("div", *grids, class_="side-by-side") + script
 
 
-def on_page_content(content: str, **_: Any) -> str:
+def on_page_content(content: str, page: Any = None, **_: Any) -> str:
     def drawn(match: re.Match[str]) -> str:
         before, tag, equation, after = match.groups()  # brackets and full stops stay on the equation's line
         drawing = convert(html.unescape(equation), display="block" if tag == "div" else "inline")
@@ -124,10 +138,31 @@ def on_page_content(content: str, **_: Any) -> str:
     def unbroken(match: re.Match[str]) -> str:  # browsers would end a line after the dashes of --data
         return OPTION.sub(r'<span class="option">\g<0></span>', match[0])
 
+    def whole(match: re.Match[str]) -> str:
+        if match[0].startswith("<"):
+            return match[0]
+        return "\u00a0%" if match[0] == " %" else f'<span class="option">{match[0]}</span>'
+
     content = REFINING.sub(_refining, content)
-    content = CODE_OR_PER_CENT.sub(lambda match: "\u00a0%" if match[0] == " %" else match[0], content)
+    content = CODE_OR_NUMBER.sub(whole, content)
+    if page and "<h2" not in content and len(BOLD_BEGINNING.findall(content)) >= FEW:
+        content = _with_contents(content, page.toc)
     figure = r'<figure><a href="\2">\1</a><figcaption>\3</figcaption></figure>'
     return FIGURE_WITH_CAPTION.sub(figure, COMMANDS.sub(unbroken, MATH.sub(drawn, content)))
+
+
+def _with_contents(content: str, contents: TableOfContents) -> str:
+    title = next(iter(contents))
+
+    def named(match: re.Match[str]) -> str:
+        words = re.sub(r"<[^>]*>", "", match[1]).rstrip(".:")
+        name = re.sub(r"\W+", "-", html.unescape(words).lower()).strip("-")
+        while name in {link.id for link in title.children}:
+            name += "-"
+        title.children.append(AnchorLink(words, name, 2))
+        return f'<p id="{name}">'
+
+    return BOLD_BEGINNING.sub(named, content)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

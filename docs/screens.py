@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageChops
 from playwright.sync_api import Page, sync_playwright
 
 from pnn.explore.server import make_server
@@ -56,21 +56,28 @@ def serve(models: list[str]) -> str:
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
+def trimmed(picture: Image.Image, margin: int = 24) -> Image.Image:
+    """Without the empty rows at its end."""
+    empty = Image.new("RGB", picture.size, picture.getpixel((0, picture.height - 1)))
+    used = ImageChops.difference(picture, empty).getbbox()
+    return picture.crop((0, 0, picture.width, min(picture.height, used[3] + margin))) if used else picture
+
+
 def main() -> None:
     address, box = serve(sys.argv[1:]), serve(["models/pnn-base"])
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        laptop, phone, low = ({"width": w, "height": h} for w, h in ((1366, 1120), (390, 1340), (1366, 920)))
+        laptop, phone = {"width": 1366, "height": 600}, {"width": 390, "height": 1340}
         wanted = [(address, name, do, laptop, "light") for name, do in TABS.items()]
-        wanted += [(address, "refine_phone", refine, phone, "dark"), (box, "refine_box", only_refined, low, "light")]
+        wanted += [(address, "refine_phone", refine, phone, "dark"), (box, "refine_box", only_refined, laptop, "light")]
         for place, name, do, size, scheme in wanted:
             page = browser.new_page(viewport=size, color_scheme=scheme)
             page.goto(place)
             page.get_by_role("tab", name=name.split("_")[0].capitalize()).click()
             do(page)
             page.wait_for_timeout(500)
-            picture = Image.open(io.BytesIO(page.screenshot()))
-            picture.quantize(96).save(SCREENS / f"{name}.png", optimize=True)  # a third of the size
+            picture = Image.open(io.BytesIO(page.screenshot(full_page=size is laptop))).convert("RGB")  # a whole phone is long
+            trimmed(picture).quantize(96).save(SCREENS / f"{name}.png", optimize=True)  # a third of the size
         browser.close()
 
 

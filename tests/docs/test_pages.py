@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -35,7 +36,7 @@ FENCE = re.compile(
     r'```(?P<language>\w*)(?: title="(?P<file>[^"]+)")?[^\n]*\n(?P<code>.*?)^```$',
     re.M | re.S,
 )
-NEEDS = {"browser", "gpu", "hub", "install", "machines"}
+NEEDS = {"browser", "files", "gpu", "hub", "install", "machines", "package", "time"}
 SHOWN = {"text"}  # languages that are there to be read
 START = "docs/index.md"
 # what an option or an import needs beyond the core; the dev extra has it
@@ -302,16 +303,33 @@ def hooks() -> dict:
     return runpy.run_path(str(ROOT / "docs" / "hooks.py"))
 
 
+def test_a_page_that_is_taken_in_brings_its_pictures_along(hooks):
+    there = hooks["taken_in"](["results.md"])
+    assert "results/halting/classifier/README.md" in there  # which docs/results.md links to
+    for page in (path for path in there if path.endswith(".md")):
+        for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+            place = os.path.normpath(os.path.join(os.path.dirname(page), picture))
+            assert place in there or not (ROOT / place).exists(), f"{page}: {picture}"
+
+
 def test_a_picture_is_a_link_to_itself_over_its_caption(hooks):
     picture = '<img alt="heads" src="../images/heads.svg" />'
     drawn = hooks["on_page_content"](f"<p>{picture}\n<em>Heads by layer.</em></p>")
     assert drawn == f'<figure><a href="../images/heads.svg">{picture}</a><figcaption>Heads by layer.</figcaption></figure>'
 
 
+def test_a_page_without_headings_has_its_bold_beginnings_as_contents(hooks):
+    toc = pytest.importorskip("mkdocs.structure.toc")
+    page = SimpleNamespace(toc=toc.TableOfContents([toc.AnchorLink("Decisions", "decisions", 1)]))
+    drawn = hooks["on_page_content"]("".join(f"<p><strong>Why <code>{n}</code>?</strong> So.</p>" for n in "abcd"), page=page)
+    assert drawn.startswith('<p id="why-a"><strong>Why')
+    assert [(link.title, link.id) for link in next(iter(page.toc)).children][:2] == [("Why a?", "why-a"), ("Why b?", "why-b")]
+
+
 def test_lines_do_not_end_inside_an_option_nor_before_a_per_cent_sign(hooks):
     command = '<div class="language-bash highlight"><pre><code>pnn train x --max-steps 3 % 2</code></pre></div>'
-    drawn = hooks["on_page_content"](f"<p>95 % of it</p>{command}")
-    assert drawn.startswith("<p>95\u00a0% of it</p>")
+    drawn = hooks["on_page_content"](f'<p>95 % of it</p><a href="at-2e-3">2e-3</a>{command}')
+    assert drawn.startswith('<p>95\u00a0% of it</p><a href="at-2e-3"><span class="option">2e-3</span></a>')
     assert 'x <span class="option">--max-steps</span> 3 % 2' in drawn  # what is copied stays as it was
 
 

@@ -50,15 +50,38 @@ def speed_panel(axes: Axes, result: Json, title: str = "") -> None:
             line(axes, [row["ideal_speedup"]["value"]], [row["accuracy"]], colour, marker=marker, ms=9 if marker == "*" else 5)
         if linked:
             axes.plot([r["ideal_speedup"]["value"] for r in rows], [r["accuracy"]["value"] for r in rows], color=colour, lw=1.2)
-        for number, row in enumerate(rows if name in ("dial", "two_dials") else ()):
-            said = str(row["steps"]) if linked else f"{row['masked']}/{row['others']}"
-            at = (row["ideal_speedup"]["value"], row["accuracy"]["value"])
-            below = 4 if linked else -12 - 10 * (number % 3)
-            axes.annotate(said, at, (4, below), textcoords="offset points", fontsize=SMALL, color=colour)
+    _steps_beside(axes, result)
+    axes.margins(y=0.1)
     axes.set(xscale="log", xlabel="ideal speed: FLOPs of all steps over those spent", ylabel="accuracy (%)", title=title)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}×" if round(value) in (2, 3, 5) else "")
     per_cent_axis(axes)
+
+
+def _steps_beside(axes: Axes, result: Json) -> None:
+    """Steps for everyone beside the top of the whisker. Two numbers above it, on two lines where they stand close, or beside
+    it too where something else stands above."""
+    points = [(r["ideal_speedup"]["value"], *_ends(r["accuracy"])) for rows in _conditions(result).values() for r in rows]
+    for row in result["dial"]:
+        at = (row["ideal_speedup"]["value"], _ends(row["accuracy"])[1])
+        label = axes.annotate(str(row["steps"]), at, (4, 1), textcoords="offset points", fontsize=SMALL, color=LOOKS["dial"][0])
+        label.set(va="top")
+    before, raised = 0.0, False
+    for row in sorted(result["two_dials"], key=lambda row: row["ideal_speedup"]["value"]):
+        speed, high = row["ideal_speedup"]["value"], _ends(row["accuracy"])[1]
+        near = [(start, end) for other, start, end in points if abs(other / speed - 1) < 0.08]
+        raised = speed < 1.15 * before and not raised
+        beside = any(start > high for start, _ in near)
+        at, aside = ((speed, high), (4, 1)) if beside else ((speed, max(end for _, end in near)), (0, 12 if raised else 3))
+        label = axes.annotate(f"{row['masked']}/{row['others']}", at, aside, textcoords="offset points", fontsize=SMALL)
+        label.set(color=LOOKS["two_dials"][0], ha="left" if beside else "center", va="top" if beside else "bottom")
+        before = speed
+
+
+def _ends(estimate: Json) -> tuple[float, float]:
+    """Of its whisker."""
+    low, high = (estimate["value"] if end is None else end for end in estimate["interval"])
+    return low, high
 
 
 def keys(results: list[Json]) -> list[Line2D]:
