@@ -71,21 +71,23 @@ def compared(results: Path) -> str:
     """What results/better_than_bert says, as far as it is measured."""
     lines = []
     if (results / "result.json").exists():
-        result = read_json(results / "result.json")
-        metrics = result["metrics"]
-        lines += [f"The comparison behind it: {result['question']} {result['answer']}", ""]
+        metrics = read_json(results / "result.json")["metrics"]
         if "box_wikitext_valid" in metrics:
-            lines.append(f"- This model on WikiText-103 valid: {per_cent(metrics['box_wikitext_valid'])}.")
+            lines.append(f"- WikiText-103 valid, four draws of masks: {per_cent(metrics['box_wikitext_valid'])}.")
         if (rounded := metrics.get("box_rounded")) is not None:
             reached = f"{per_cent(rounded['value'])} ({interval(rounded['interval'])})"
-            lines.append(f"- As it is here, rounded to bf16, with {rounded['mask_draws']} draw(s) of masks: {reached}.")
+            draws = "one draw" if rounded["mask_draws"] == 1 else f"{rounded['mask_draws']} draws"
+            lines.append(f"- The same with the weights as they are here, in bf16, {draws} of masks: {reached}.")
+        if not any(key in metrics for key in ("points_ahead_of_bert12", "points_ahead_of_bert4")):
+            page = "../../results/better_than_bert/README.md"
+            lines.append(f"- Whether models of this form beat BERT under the same recipe is [still being measured]({page}).")
         for key, other in (("points_ahead_of_bert12", "BERT with 12 layers"), ("points_ahead_of_bert4", "BERT with 4")):
             if key in metrics:
                 mean, low, high = (written(metrics[key][end], 2, plus=True) for end in ("mean", "low", "high"))
                 lines.append(f"- Models of this form, trained shorter, against {other}: {mean} points ({low} to {high}).")
     if (results / "prompts_answers.json").exists():
         answers = read_json(results / "prompts_answers.json")
-        right = ", ".join(f"{model} {count}" for model, count in answers["right"].items())
+        right = ", ".join(f"{count} by {model.replace('_', '-')}" for model, count in answers["right"].items())
         lines.append(f"- Right answers to {len(answers['prompts'])} prompts that were written before the training: {right}.")
     return "\n".join(lines)
 
