@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 import transformers
 from beside import VOCABULARY
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pnn.config import DataConfig
@@ -14,6 +17,7 @@ from pnn.data import synthetic
 from pnn.data.shards import prepare
 from pnn.data.tokenizers import (
     SPECIAL,
+    _kept,
     check_masks,
     fingerprint,
     from_vocabulary,
@@ -120,6 +124,29 @@ def test_a_tokenizer_trained_on_a_corpus_covers_it_within_the_size_asked_for():
         assert tokenizer.decode(ids, skip_special_tokens=True) == line
     assert len(tokenizer("fox").input_ids) == 3
     assert tokenizer("The LITTLE fox").input_ids == tokenizer("the little fox").input_ids
+
+
+def test_rare_letters_make_room_for_pieces(capsys):
+    rare = [chr(0x4E00 + i) for i in range(200)]
+    lines = ["the little fox sat near the old mill"] * 30000 + [f"the {c} fox" for c in rare]
+    tokenizer = trained_on(lines, 100, 32)
+    assert len(tokenizer) <= 100
+    assert "191 rarest letters" in capsys.readouterr().err
+    assert len(tokenizer("the little mill").input_ids) == 5  # words became pieces
+    assert tokenizer(f"the {rare[-1]} fox").input_ids.count(tokenizer.unk_token_id) == 1
+    assert rare[-1] in trained_on(lines, 1000, 32).get_vocab()  # where there is room they stay
+    assert capsys.readouterr().err == ""
+
+
+@given(st.dictionaries(st.characters(codec="utf-8"), st.integers(1, 10**6), min_size=1), st.integers(2, 300))
+def test_letters_never_take_more_than_the_pieces(counts, pieces):
+    kept = _kept(Counter(counts), pieces)
+    assert 2 * len(kept) <= pieces
+    assert kept == sorted(kept)
+    left_out = [count for letter, count in counts.items() if letter not in kept]
+    assert max(left_out, default=0) <= min((counts[letter] for letter in kept), default=10**6)
+    if 4 * len(counts) <= pieces:
+        assert not left_out
 
 
 def test_pieces_are_numbered_alike_every_time():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pnn.data import synthetic
 from pnn.errors import UserError, first_line
+from pnn.progress import say
 
 LINES_TO_TRAIN_ON = 1_000_000
+COVERAGE = 0.9995  # of a text, by the letters of a small vocabulary
 SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 
 
@@ -66,10 +69,21 @@ def trained_on(lines: Iterable[str], vocab_size: int, max_length: int) -> PreTra
 
     The trainer numbers the pieces "##c" in the order of a hash table and breaks ties between merges by these numbers
     (huggingface/tokenizers#1794). Naming them beforehand, in order, makes it repeatable; then we number all pieces ourselves.
+
+    A letter is two pieces, c and ##c. Where all letters would be most of the vocabulary, rare ones are left out (`_kept`).
     """
     backend = _word_piece(models.WordPiece(unk_token="[UNK]"))
     lines = list(itertools.islice(lines, LINES_TO_TRAIN_ON))
-    letters = sorted({c for line in lines for c in backend.normalizer.normalize_str(line) if not c.isspace()})
+    counts = Counter(c for line in lines for c in backend.normalizer.normalize_str(line) if not c.isspace())
+    letters = _kept(counts, vocab_size - len(SPECIAL))
+    if rare := counts.keys() - set(letters):
+        share = sum(counts[c] for c in rare) / counts.total()
+        say(
+            f"data.vocab_size={vocab_size} leaves no room for the {len(rare):,} rarest letters of the text ({share:.2%} of it): "
+            "words with one of them become [UNK]"
+        )
+        without = dict.fromkeys(map(ord, rare))
+        lines = [backend.normalizer.normalize_str(line).translate(without) for line in lines]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIAL.values(), *("##" + c for c in letters)],
@@ -80,6 +94,16 @@ def trained_on(lines: Iterable[str], vocab_size: int, max_length: int) -> PreTra
     pieces = sorted(set(backend.get_vocab()) - set(SPECIAL.values()))
     vocabulary = {piece: i for i, piece in enumerate([*SPECIAL.values(), *pieces])}
     return from_pieces(vocabulary, max_length)
+
+
+def _kept(counts: Counter[str], pieces: int) -> list[str]:
+    """All letters if they take at most half of the pieces. Else the most frequent ones that do, or, if these are fewer, that
+    make up COVERAGE of the text; but never more than there are pieces for."""
+    frequent = sorted(counts, key=lambda c: (-counts[c], c))
+    half = pieces // 4
+    covered = list(itertools.accumulate(counts[c] for c in frequent))
+    enough = sum(so_far < COVERAGE * counts.total() for so_far in covered) + 1
+    return sorted(frequent[: min(max(half, enough), pieces // 2)])
 
 
 def of_synthetic_language(max_length: int, corpus: str = "synthetic") -> PreTrainedTokenizerFast:
