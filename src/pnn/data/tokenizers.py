@@ -79,7 +79,7 @@ def trained_on(lines: Iterable[str], vocab_size: int, max_length: int) -> PreTra
     if rare := counts.keys() - set(letters):
         share = sum(counts[c] for c in rare) / counts.total()
         say(
-            f"data.vocab_size={vocab_size} leaves no room for the {len(rare):,} rarest letters of the text ({share:.2%} of it): "
+            f"data.vocab_size={vocab_size} leaves no room for the {len(rare):,} rarest letters ({share:.2%} of the text): "
             "words with one of them become [UNK]"
         )
         without = dict.fromkeys(map(ord, rare))
