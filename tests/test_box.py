@@ -205,3 +205,15 @@ def test_what_is_committed():
     assert {path.name for path in BOX.iterdir()} - set(listed) <= {
         "README.md", "LICENSE", "LICENSE-vocabulary", "checksums.json", "1_Pooling"
     }  # fmt: skip
+
+
+def test_an_export_of_it_keeps_its_card_and_licences(box, tmp_path, pnn_command):
+    code, *_ = pnn_command("export", box, "--output", tmp_path / "again")
+    assert code == 0
+    text, before = ((folder / "README.md").read_text() for folder in (tmp_path / "again", box))
+    for title in ("Data", "Training", "Limits"):
+        parts = [one.partition(f"## {title}\n\n")[2].partition("\n\n## ")[0] for one in (text, before)]
+        assert parts[0].split()[:6] == parts[1].split()[:6]
+    assert "license: mit" in text
+    for licence in ("LICENSE", "LICENSE-vocabulary"):
+        assert (tmp_path / "again" / licence).read_bytes() == (box / licence).read_bytes()

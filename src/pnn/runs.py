@@ -38,6 +38,8 @@ TRAINING_STATE = ("optimizer.safetensors", "trainer_state.json")  # of a checkpo
 def check_free(run: Path, config: RunConfig, resume: bool) -> None:
     """Make sure that `run` may be this run's folder: a new one, or the same run being resumed. Writes nothing."""
     held = run / "config.yaml"
+    if run.is_file():
+        raise UserError(f"{run} is a file: --output names a folder")
     if not resume:
         if is_taken(run):
             raise UserError(

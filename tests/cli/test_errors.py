@@ -91,6 +91,7 @@ def test_a_run_folder_that_holds_another_run(pnn_command, tiny_config, trained_r
     shutil.copytree(trained_run, run, symlinks=True)
     before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
     fails(pnn_command, "train", tiny_config(), "--output", run, says=("already holds", "--resume"))
+    fails(pnn_command, "train", tiny_config(), "--output", tiny_config(), says=("is a file", "--output names a folder"))
     changed = tiny_config(training={"max_steps": 20, "learning_rate": 1e-3})
     fails(pnn_command, "train", changed, "--output", run, "--resume", says=("training.learning_rate", "0.002", "0.001"))
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before

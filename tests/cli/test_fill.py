@@ -57,6 +57,7 @@ def test_more_steps_than_trained_and_a_bare_checkpoint(pnn_command, trained_run)
     code, out, err = pnn_command("fill", checkpoint, TEXT, "--num-steps", 9, "--by-step")
     assert code == 0, err
     assert "note: --num-steps 9, but the model was trained with 4 steps" in err
+    assert "note: --num-steps 0 reads the embeddings alone" in pnn_command("fill", checkpoint, TEXT, "--num-steps", 0)[2]
     assert "note:" not in pnn_command("fill", checkpoint, TEXT, "--num-steps", 3)[2]
     (result,) = filled(out)  # JSON lines, as this is no terminal
     assert len(result["by_step"][0]) == 10

@@ -124,6 +124,23 @@ def test_the_code_is_named_also_without_git(run):
     assert f"digest `{environment['source_sha256'][:12]}`" in card(run)
 
 
+def test_weights_without_their_run_keep_what_their_card_says(checkpoints, tmp_path):
+    folder = tmp_path / "shared"
+    shutil.copytree(checkpoints["pnn"], folder)
+    assert "Not known" in card(folder)
+    told = "## Data\n\nOld letters, see [the page](../../page.md).\n\n## Use\n\nLoad it.\n\n## Licence\n\nTheirs.\n"
+    (folder / "README.md").write_text(f"---\nlanguage: en\nlicense: cc0-1.0\nlibrary_name: none\n---\n\n# Letters\n\n{told}")
+    text = card(folder)
+    assert "## Data\n\nOld letters, see the page.\n\n## Training\n\nNot known" in text
+    assert "## Licence\n\nTheirs." in text
+    assert "Load it." not in text
+    assert {"language": "en", "license": "cc0-1.0", "library_name": "transformers"}.items() <= head(text).items()
+    assert "Theirs." not in card(folder, licence="mit")
+    assert head(card(folder, licence="mit"))["license"] == "mit"
+    (folder / "README.md").write_text("---\nlicense: [\n---\n# broken")
+    assert "Not known" in card(folder)
+
+
 def test_how_to_load_it_follows_from_the_export(checkpoints):
     assert card(checkpoints["pnn"], remote_code=True).count("trust_remote_code=True)") == 2  # the model and its tokenizer
     plain = card(checkpoints["pnn"])
@@ -172,7 +189,7 @@ def test_a_fine_tuned_models_card(checkpoints, tmp_path):
         "4 texts were longer than 40",
         "learning rate of 3e-05 (chosen on dev among 2)",
         "seed 2, epoch 1",
-        "0.0 → 10.0 → 21.0",
+        "Read after each refinement step, of which the last alone was trained, from 0: 0.0 → 10.0 → 21.0",
         "3.1 % of the training set's tokens",
         "It is not shown to be better than the baseline bag of words (16.0 %)",
     ):

@@ -370,7 +370,9 @@ def print_finetuning(summary: dict[str, Any]) -> None:
     show(table)
     for name, row in summary["tasks"].items():
         if "score_by_step" in row:
-            print(f"{name}, read after each refinement step: {' → '.join(map(bare_per_cent, row['score_by_step']))}")
+            steps = " → ".join(map(bare_per_cent, row["score_by_step"]))
+            trained = "" if row.get("every_step") else ", of which the last alone was trained"
+            print(f"{name}, read after refinement steps 0 to {len(row['score_by_step']) - 1}{trained}: {steps}")
         if row["truncated"]:
             print(f"{name}: {row['truncated']:,} texts were cut to the model's length")
         if row["unknown_tokens"] > MANY_UNKNOWN:

@@ -45,6 +45,11 @@ RECIPE = {"source": dict, "text": dict, "tokenizer": str, "max_length": int}
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps an iterable in a progress bar, with a label
 
 
+def quietly(items: Iterable[Any], label: str) -> Iterable[Any]:
+    """A `Progress` that shows nothing."""
+    return items
+
+
 class TokenSet:
     """Sequences of token ids, memory-mapped. `lengths[i]` is the length of sequence i; `take` gathers sequences."""
 

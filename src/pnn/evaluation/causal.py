@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pnn.data.batches import pack
-from pnn.data.shards import TokenSet
+from pnn.data.shards import Progress, TokenSet, quietly
 from pnn.errors import UserError
 from pnn.evaluation.masked import commonest
 from pnn.evaluation.passes import states_at, to_device
@@ -46,6 +46,7 @@ def evaluate_causal(
     precision: torch.dtype = torch.float32,
     num_steps: int | None = None,
     by_step: bool = False,
+    progress: Progress = quietly,
 ) -> CausalText:
     """Evaluate on these rows of a token set, which follow each other in the text. `num_steps` and `by_step` are for decoders
     with steps."""
@@ -57,7 +58,7 @@ def evaluate_causal(
     model.eval()
     losses, right, asked = [], [], []
     with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
-        for rows, firsts in _batches(stream, context, stride, max(1, batch_tokens // context)):
+        for rows, firsts in progress(_batches(stream, context, stride, max(1, batch_tokens // context)), "evaluating, batch"):
             targets = [window[first:] for window, first in zip(rows, firsts, strict=True)]
             labels = to_device(torch.from_numpy(np.concatenate(targets)), model.device)
             read = _logits(model, rows, firsts, num_steps, by_step)

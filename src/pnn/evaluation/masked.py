@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pnn.data import synthetic
 from pnn.data.batches import evaluation_batches, special_tokens
-from pnn.data.shards import TokenSet
+from pnn.data.shards import Progress, TokenSet, quietly
 from pnn.data.tokenizers import fingerprint, of_synthetic_language
 from pnn.errors import UserError
 from pnn.evaluation.passes import states_at, to_device
@@ -52,6 +52,7 @@ def evaluate_masked(
     precision: torch.dtype = torch.float32,
     num_steps: int | None = None,
     halt: Halting = None,
+    progress: Progress = quietly,
 ) -> MaskedText:
     """Evaluate on `sequences` of a token set; returns what evaluation.json holds for it, and the totals of every sequence.
     Where tokens halt (as `halt` says, or else the model's config), a step's numbers are of all tokens, those that have halted
@@ -66,7 +67,7 @@ def evaluate_masked(
     # What piles up on the device is 5 bytes a target and step, little beside one batch's logits.
     with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
         for draw in range(mask_draws):
-            for packed, indices in evaluation_batches(tokens, sequences, batch_tokens):
+            for packed, indices in progress(evaluation_batches(tokens, sequences, batch_tokens), "evaluating, batch"):
                 masked = packed.mask(special, mask_probability, mask_seed + draw)
                 labels = to_device(masked.labels, model.device)
                 states = states_at(

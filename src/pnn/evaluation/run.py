@@ -81,6 +81,7 @@ def evaluate_run(
                     precision=loaded.precision,
                     num_steps=num_steps,
                     by_step=kind.has_steps,
+                    progress=progress,
                 )
             return evaluate_masked(
                 model,
@@ -92,6 +93,7 @@ def evaluate_run(
                 batch_tokens=batch,
                 precision=loaded.precision,
                 num_steps=num_steps,
+                progress=progress,
             )
 
     result: dict[str, Any] = {

@@ -5,6 +5,7 @@ unknown."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pnn.plasticity.units import unit_map
 from pnn.results import Evaluation, TunedTask, texts_of
 from pnn.runs import AVERAGE, is_cycle, read_config, read_environment, read_json
 
+CARRIED = ("Intended use", "Data", "Training", "Results", "Limits", "Licence")  # from the card of weights without their run
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for what is no matrix of a block)"}
 
 
@@ -43,17 +45,36 @@ def model_card(
     if licence is not None:
         head["license"] = licence
     known = Known(exported)
-    sections = [
-        f"# {exported.name}\n\n{known.what()}",
-        f"## Use\n\n{known.use(remote_code, onnx_steps, int8)}",
-        f"## Model\n\n{known.table()}",
-        f"## Data\n\n{known.data()}",
-        f"## Training\n\n{known.training()}",
-        f"## Results\n\n{known.results(bf16)}",
-        "## Limits\n\n" + "\n".join(f"- {limit}" for limit in known.limits()),
-        f"## Licence\n\n{known.licence(licence, remote_code)}",
-    ]
-    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n\n".join(sections) + "\n"
+    sections = {
+        "Use": known.use(remote_code, onnx_steps, int8),
+        "Model": known.table(),
+        "Data": known.data(),
+        "Training": known.training(),
+        "Results": known.results(bf16),
+        "Limits": "\n".join(f"- {limit}" for limit in known.limits()),
+        "Licence": known.licence(licence, remote_code),
+    }
+    before, told = earlier_card(exported)
+    sections |= {title: text for title, text in told.items() if title in CARRIED and (title != "Licence" or licence is None)}
+    head = {key: before[key] for key in ("language", "license") if key in before} | head
+    parts = [f"# {exported.name}\n\n{known.what()}", *(f"## {title}\n\n{text}" for title, text in sections.items())]
+    return f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def earlier_card(exported: Exported) -> tuple[dict[str, Any], dict[str, str]]:
+    """Header and sections of the card beside weights whose run is not there: it says where they come from. Its links to files
+    of its own repository lead nowhere from another folder, so their words stay alone."""
+    card = Path(exported.checkpoint) / "README.md"
+    if exported.run is not None or isinstance(exported.model, Plastic) or not card.is_file():
+        return {}, {}
+    text = re.sub(r"\[([^\]]+)\]\(\.[^)]*\)", r"\1", card.read_text(encoding="utf-8"))
+    header = re.match(r"---\n(.*?)\n---\n", text, flags=re.DOTALL)
+    try:
+        found = yaml.safe_load(header[1]) if header else {}
+    except yaml.YAMLError:
+        found = {}
+    _, *parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
+    return found if isinstance(found, dict) else {}, dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
 
 
 class Known:
@@ -260,7 +281,8 @@ class Known:
         lines += ["", text + "."]
         if "score_by_step" in self.tuned:
             steps = " → ".join(map(bare_per_cent, self.tuned["score_by_step"]))
-            lines += ["", f"Read after each refinement step, from 0: {steps}."]
+            trained = "" if self.tuned["settings"].get("every_step") else ", of which the last alone was trained"
+            lines += ["", f"Read after each refinement step{trained}, from 0: {steps}."]
         return "\n".join(lines)
 
     def limits(self) -> list[str]:

@@ -4,6 +4,7 @@ The card has no checksum: people add to it."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def export_run(
             if int8:
                 result["int8_off"] = onnx.write_int8(partial / "model_int8.onnx", partial / "model.onnx", exported.model)
             write_pooling(partial, exported)
+            for licence_text in Path(exported.checkpoint).glob("LICEN[CS]E*"):
+                shutil.copy(licence_text, partial)
             write_checksums(partial)
             card = model_card(
                 exported,

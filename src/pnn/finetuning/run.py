@@ -336,6 +336,7 @@ def summarise(output: Path) -> dict[str, Any]:
             "seeds": len(one["seeds"]),
             "metrics": one["metrics"],
             **({"score_by_step": one["score_by_step"]} if "score_by_step" in one else {}),
+            **({"every_step": True} if one["settings"].get("every_step") else {}),
             "majority": one["baselines"]["majority"]["score"],
             "bag_of_words": one["baselines"]["bag_of_words"]["score"],
             "learning_rate": one["learning_rate"],

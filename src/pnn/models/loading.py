@@ -83,7 +83,10 @@ def check_num_steps(model: PreTrainedModel, num_steps: int | None) -> None:
 def note_untrained_steps(asked: int | None, config: Any) -> None:
     """Refuse what the schedule does not take. Fewer steps than trained are fine where the loss is taken after each, as it is
     unless `step_weights` says otherwise."""
-    if not asked:
+    if asked is None:
+        return
+    if asked == 0:
+        say("note: --num-steps 0 reads the embeddings alone, before any step")
         return
     try:
         config.order(asked)

@@ -27,7 +27,7 @@ from pnn import runs
 from pnn.config import RunConfig
 from pnn.data import run_tokens
 from pnn.data.batches import TrainingStream
-from pnn.data.shards import left_out, prepare
+from pnn.data.shards import left_out, prepare, quietly
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import Stopped, UserError
 from pnn.files import point, write_json
@@ -76,7 +76,7 @@ class Trainer:
         width = getattr(model_config(config.model), "hidden_size", 256)
         runs.check_free(run, config, resume)
         with self.accelerator.main_process_first():
-            self.prepared = prepare(config.data, track if self.is_main and not quiet else lambda items, _: items)
+            self.prepared = prepare(config.data, track if self.is_main and not quiet else quietly)
         self.plan = Plan.of(config, self.prepared, self.accelerator.num_processes)
         self.where = str(self.accelerator.device)
         if not on_gpu and self.accelerator.num_processes == 1:  # launchers share out the cores of several processes

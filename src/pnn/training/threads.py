@@ -18,6 +18,7 @@ from pnn.runs import read_environment
 from pnn.turns import take_turns
 
 LAYERS, NUMBERS = 2, 1 << 16  # what is timed: feed-forward layers on so many numbers, small enough for threads to meet often
+WIDEST = 2048  # of these layers: a model that is too large for the machine is refused later, in better words
 SECONDS = 0.6  # for all numbers of threads together
 
 
@@ -40,6 +41,7 @@ def fastest(most: int, width: int) -> int:
     numbers = [most >> halvings for halvings in range(most.bit_length())]
     if numbers == [1]:
         return 1
+    width = min(width, WIDEST)
     x = torch.ones(max(1, NUMBERS // width), width)
     up, down = torch.ones(width, 4 * width), torch.ones(4 * width, width)
 
