@@ -106,8 +106,8 @@ def run_prune(
 ) -> dict[str, Any]:
     """A smaller model in a new folder."""
     check_free(output)
-    loaded = open_model(model)
     settings = CycleSettings(prune=ratio, grow=0, prune_by=method, per_layer=per_layer, whole_layers=whole_layers)
+    loaded = open_model(model)
     check(loaded.model, settings)
     scores = _scores(loaded, data, method, length, seed, progress)
     smaller, gone = prune_heads(loaded.model, scores, settings)
@@ -132,8 +132,8 @@ def run_grow(
 ) -> dict[str, Any]:
     """A larger model in a new folder."""
     check_free(output)
-    loaded = open_model(model)
     settings = CycleSettings(prune=0, grow=ratio, grow_by=method, init=init, beyond=beyond)
+    loaded = open_model(model)
     check(loaded.model, settings)
     if method == "importance":
         raise UserError("--by importance needs the scores of heads when they were pruned, which only a whole cycle has")
