@@ -194,8 +194,9 @@ def run_page(page: str, folder: Path, start_pnn) -> None:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, forked_jobs, small_product):
+def here(tmp_path, monkeypatch, forked_jobs, fork_server, small_product):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHON_EXEC", str(fork_server.python()))  # what launchers start
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setattr("pnn.evaluation.choosing.SECONDS", 0.0)
