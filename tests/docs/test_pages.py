@@ -54,6 +54,7 @@ TINY = {  # what the tests add to a command
     "calibrate runs/quickstart/pnn --lose": ["--data", "synthetic"],  # what a tiny run holds out is too short
     "bench": ["--seconds", "0.05", *(word for key in CORPUS for word in ("--set", key))],
     "plasticity cycle": ["--learn-steps", "2", "--validation-rows", "4"],
+    "shrink": ["--learn-steps", "4", "--validation-rows", "8", "--score-rows", "8"],
     "finetune": ["--epochs", "1"],
 }
 
