@@ -120,13 +120,26 @@ def undrawn(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def start_pnn(tmp_path_factory):
-    """The command line in a real process: `process = start_pnn("train", "x.yaml")`."""
+def fork_server(tmp_path_factory):
     from forking import Server
 
     server = Server(tmp_path_factory.mktemp("output"))
-    yield server.start
+    yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def start_pnn(fork_server):
+    """The command line in a real process: `process = start_pnn("train", "x.yaml")`."""
+    return fork_server.start
+
+
+@pytest.fixture
+def forked_python(fork_server, monkeypatch):
+    """Where Python is started by its path, also by torchrun, a process is forked: same words, folder, environment, outputs and
+    exit code. tests/training/test_launch.py has launchers that start new Pythons."""
+    monkeypatch.setattr("sys.executable", str(fork_server.python()))
+    monkeypatch.setenv("PYTHON_EXEC", str(fork_server.python()))
 
 
 @pytest.fixture

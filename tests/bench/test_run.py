@@ -218,8 +218,9 @@ def test_bad_input_is_one_sentence(pnn_command, tiny_config, tmp_path, arguments
 
 
 @pytest.mark.slow
-def test_rows_of_one_process_and_of_two(pnn_command, pair, small_product, tmp_path, monkeypatch):
-    """In real processes. The default file name, a table that fits a terminal, and nothing left behind beside the file."""
+def test_rows_of_one_process_and_of_two(pnn_command, pair, small_product, tmp_path, monkeypatch, forked_python):
+    """In processes of their own, two of them by torchrun. The default file name, a table that fits a terminal, and nothing left
+    behind beside the file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     code, printed, err = pnn_command("bench", pair[1], "--what", "train,processes", "--seconds", 0.1)

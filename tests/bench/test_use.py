@@ -22,7 +22,7 @@ SIZE = {"hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 
 
 @pytest.fixture
 def small(monkeypatch, small_product):
-    tiny = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    tiny = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     monkeypatch.setattr(latency, "BERT_BASE", {**tiny, "vocab_size": 100})
     monkeypatch.setattr(generation, "GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100})
     monkeypatch.setattr(generation, "NEW", 4)

@@ -64,7 +64,7 @@ def little_text(tmp_path: Path) -> list[str]:
 def test_quickstart_makes_its_runs_and_the_page_and_keeps_what_is_done(pnn_command, forked_jobs, undrawn, tmp_path):
     """The real command at its real configs, cut to a few updates on little text."""
     folder = tmp_path / "quickstart"
-    command = ["quickstart", "--output", folder, *little_text(tmp_path), "--set", "training.max_steps=12"]
+    command = ["quickstart", "--output", folder, *little_text(tmp_path), "--set", "training.max_steps=4"]
     code, out, err = pnn_command(*command)
     assert code == 0, err
     assert "report.html" in out
@@ -76,9 +76,9 @@ def test_quickstart_makes_its_runs_and_the_page_and_keeps_what_is_done(pnn_comma
     assert pnn_command(*command)[0] == 0
     assert (folder / "pnn" / "evaluation.json").stat().st_mtime_ns == finished  # not trained again
     assert (folder / "rewrite" / "evaluation.json").exists()
-    code, _, err = pnn_command(*command, "--set", "training.max_steps=13")
+    code, _, err = pnn_command(*command, "--set", "training.max_steps=5")
     assert code == 2  # the finished runs are not what is asked for now
-    assert "training.max_steps was 12 and is now 13" in err
+    assert "training.max_steps was 4 and is now 5" in err
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -232,17 +230,17 @@ shards.prepare(data, stuck)
 
 
 @pytest.mark.slow
-def test_a_killed_process_leaves_no_finished_folder_and_the_next_one_cleans_up(data, tmp_path):
-    ready = tmp_path / "ready"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, data.train, data.tokenizer, data.prepared, str(ready)])
+def test_a_killed_process_leaves_no_finished_folder_and_the_next_one_cleans_up(data, tmp_path, start_pnn):
+    ready, script = tmp_path / "ready", tmp_path / "killed.py"
+    script.write_text(KILLED, encoding="utf-8")
+    process = start_pnn(data.train, data.tokenizer, data.prepared, ready, script=script)
     try:
         deadline = time.monotonic() + 120
         while not ready.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert ready.exists()
+        assert ready.exists(), process.output()
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
     assert process.returncode == -signal.SIGKILL
     (partial,) = folders(data)
     assert partial.startswith(".text-")

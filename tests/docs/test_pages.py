@@ -55,6 +55,7 @@ TINY = {  # what the tests add to a command
     "calibrate runs/quickstart/pnn --lose": ["--data", "synthetic"],  # what a tiny run holds out is too short
     "bench": ["--seconds", "0.05", *(word for key in CORPUS for word in ("--set", key))],
     "plasticity cycle": ["--learn-steps", "2", "--validation-rows", "4"],
+    "shrink": ["--learn-steps", "4", "--validation-rows", "8", "--score-rows", "8"],
     "finetune": ["--epochs", "1"],
 }
 
@@ -195,8 +196,9 @@ def run_page(page: str, folder: Path, start_pnn) -> None:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch, forked_jobs, small_product):
+def here(tmp_path, monkeypatch, forked_jobs, fork_server, small_product):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHON_EXEC", str(fork_server.python()))  # what launchers start
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setattr("pnn.evaluation.choosing.SECONDS", 0.0)

@@ -1,5 +1,7 @@
 """Checkpoints of every architecture and head, tiny, with weights at random."""
 
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,16 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
         make().save_pretrained(folders[name])
         tokenizer.save_pretrained(folders[name])
     return folders
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _operators_looked_up_once():
+    """Of what torch can write as ONNX it makes the same list for every graph: a seventh of a tiny graph's time."""
+    registration = import_module("torch.onnx._internal.exporter._registration")
+    if not hasattr(getattr(registration, "ONNXRegistry", None), "from_torchlib"):  # another version of torch
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        once = cache(registration.ONNXRegistry.from_torchlib)
+        patch.setattr(registration.ONNXRegistry, "from_torchlib", staticmethod(once))
+        yield

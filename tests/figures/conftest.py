@@ -72,14 +72,15 @@ def experiment(subject_of) -> Callable[[str, str], Json]:
 
 @pytest.fixture(scope="session")
 def drawn() -> Callable[[Figure], list[str]]:
-    """Draw a figure in full, no warning allowed (a letter that the font lacks, panels squeezed to nothing), and return every
-    text in it. No title, key or sentence may run into another or out of the figure."""
+    """Draw a figure in full but for its pixels, which nobody looks at here, no warning allowed (a letter that the font lacks,
+    panels squeezed to nothing), and return every text in it. No title, key or sentence may run into another or out of the
+    figure."""
 
     def draw(figure: Figure) -> list[str]:
-        canvas = FigureCanvasAgg(figure)
+        FigureCanvasAgg(figure)  # whose letters have a size
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            canvas.draw()
+            figure.draw_without_rendering()
         texts = [text for text in figure.findobj(Written) if text.get_visible() and text.get_text().strip()]
         titles = [text for axes in figure.axes for text in (axes.title, axes._left_title) if text.get_text()]
         keys = [text for legend in figure.findobj(lambda a: type(a).__name__ == "Legend") for text in legend.get_texts()]

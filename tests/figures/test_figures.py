@@ -172,6 +172,22 @@ def test_every_figure_is_saved_and_leaves_no_style_behind(tmp_path: Path) -> Non
     assert dict(rcParams) == before
 
 
+@pytest.mark.parametrize(("text", "says"), [("一", "missing from font"), ("wide " * 60, "leaves the figure")])
+def test_drawing_notices_what_cannot_be_read(drawn, text: str, says: str) -> None:
+    figure = Figure()
+    figure.subplots().set_title(text, loc="left")
+    with pytest.raises((UserWarning, AssertionError), match=says):
+        drawn(figure)
+
+
+def test_drawing_notices_panels_that_are_squeezed_to_nothing(drawn) -> None:
+    figure = Figure(figsize=(1, 1), layout="constrained")
+    for axes in figure.subplots(4, 4).flat:
+        axes.set_ylabel("quite a long name")
+    with pytest.raises(UserWarning, match="collapsed to zero"):
+        drawn(figure)
+
+
 def test_svg_is_the_same_every_time_and_needs_no_font() -> None:
     """And what was rounded and shortened is still the picture: every letter points to a shape that is there."""
     first, second = (style.svg(accuracy_by_step({"pnn": REFINER})) for _ in range(2))

@@ -100,6 +100,16 @@ class Server:
         assert pid is not None
         return Process(self, pid, file)
 
+    def python(self) -> Path:
+        """An executable that takes `-m MODULE …`, as Python does, and forks it."""
+        file, place = self.folder / "python", self.folder / "socket"
+        if not file.exists():
+            self.ask(listen=str(place))
+            stub = Path(__file__).with_name("forked_python.py")
+            file.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {stub} {place} "$@"\n')
+            file.chmod(0o755)
+        return file
+
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -108,18 +118,20 @@ class Server:
 
 def become(request: dict) -> None:
     """The forked process: from here on it is the command."""
-    file = os.open(request["output"], os.O_WRONLY | os.O_CREAT)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (file, 1), (file, 2)):
+    out, err = request.get("outputs") or [os.open(request["output"], os.O_WRONLY | os.O_CREAT)] * 2
+    for source, target in ((nothing, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = request["argv"]
-    for name, value in request["patches"].items():
+    for name, value in request.get("patches", {}).items():
         module, _, attribute = name.rpartition(".")
         setattr(importlib.import_module(module), attribute, value)
-    if request["script"]:
+    if request.get("module"):
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    elif request["script"]:
         runpy.run_path(request["script"], run_name="__main__")
     else:
         from pnn.cli import main
@@ -150,6 +162,42 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
+def open_door(place: str) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(place)
+    door.listen()
+    return door
+
+
+def answer_at(door: socket.socket) -> NoReturn:
+    """Fork what forked_python.py asks for, each with a process that waits for it."""
+    waiting: set[int] = set()
+    while True:
+        connection, _ = door.accept()
+        waiting -= {pid for pid in waiting if os.waitpid(pid, os.WNOHANG)[0]}
+        pid = os.fork()
+        if pid == 0:
+            door.close()
+            keep(connection)
+        waiting.add(pid)
+        connection.close()
+
+
+def keep(connection: socket.socket) -> NoReturn:
+    _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
+    request = json.loads(connection.makefile().read()) | {"outputs": outputs}
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        end(exit_code(request))
+    for number in outputs:
+        os.close(number)
+    connection.sendall(f"{pid}\n".encode())
+    _, status = os.waitpid(pid, 0)
+    connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
 def serve() -> None:
     running: set[int] = set()
     for line in sys.stdin:
@@ -158,14 +206,21 @@ def serve() -> None:
             pid, status = os.waitpid(request["wait"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else None
             running.discard(pid)
+        elif "listen" in request:
+            with open_door(request["listen"]) as door:
+                answer = os.fork()
+                if answer == 0:
+                    answer_at(door)
+            running.add(answer)
         else:
             answer = os.fork()
             if answer == 0:
                 end(exit_code(request))
             running.add(answer)
         print(json.dumps(answer), flush=True)
-    for pid in running:  # of tests that failed before they ended it
+    for pid in running:  # of tests that failed before they ended it, and what answers at the door
         os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def import_all() -> None:

@@ -176,8 +176,8 @@ def choose(
     model.eval()
     with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
         every = [*settings(model.config), *halting_settings(model, sample, asked)]
-        flops = [_flops(model, setting, batches, asked) / tokens for setting in every]
-        right = [_right(model, setting, batches, len(targets)) for setting in every]
+        measured = [_measured(model, setting, batches, len(targets), asked) for setting in every]
+        right = [hits for hits, _ in measured]
         lost = [
             {name: ratio_interval((right[0] - hits)[at], targets[at]) for name, at in (("chose", half), ("checked", ~half))}
             for hits in right
@@ -187,7 +187,7 @@ def choose(
     model.train(was_training)
 
     rows: list[dict[str, Any]] = []
-    for setting, hits, spent, one in zip(every, right, flops, lost, strict=True):
+    for setting, (hits, flops), one in zip(every, measured, lost, strict=True):
         rows.append(
             {
                 "setting": setting.said,
@@ -195,7 +195,7 @@ def choose(
                 "accuracy": float(hits[~half].sum() / targets[~half].sum()),
                 "lost_where_it_was_chosen": one["chose"].as_json(),
                 "lost": one["checked"].as_json(),
-                "flops_per_token": float(spent),
+                "flops_per_token": float(flops / tokens),
                 "seconds": seconds.get(setting.said),
             }
         )
@@ -244,23 +244,27 @@ def check_enough(chooses: NDArray[np.float64], checks: NDArray[np.float64], lose
         )
 
 
-def _right(model: PreTrainedModel, setting: Setting, batches: list[Batch], sequences: int) -> NDArray[np.float64]:
-    """Right predictions of each sequence."""
+def _measured(
+    model: PreTrainedModel, setting: Setting, batches: list[Batch], sequences: int, asked: Asked
+) -> tuple[NDArray[np.float64], float]:
+    """Right predictions of each sequence, and the FLOPs of all batches, from how many steps each token takes: one pass tells
+    both."""
+    right, flops = [], 0.0
     with in_force(model, setting):
-        right = [predictions(model, batch) == to_device(batch.labels, model.device) for batch in batches]
+        for batch in batches:
+            predicted, taken = predictions_and_steps(model, batch)
+            right.append(predicted == to_device(batch.labels, model.device))
+            borders = batch.packed.cu_seqlens.tolist()
+            targets = np.bincount(np.searchsorted(borders, batch.positions.numpy(), "right") - 1, minlength=len(borders) - 1)
+            for number, (start, stop) in enumerate(pairwise(borders)):
+                flops += halting_flops(model.config, taken[start:stop], int(targets[number]), asked.labels)
     hits = torch.cat(right).cpu().numpy()
-    return np.bincount(np.concatenate([batch.sequence for batch in batches]), hits, sequences).astype(np.float64)
+    return np.bincount(np.concatenate([batch.sequence for batch in batches]), hits, sequences).astype(np.float64), flops
 
 
 def predictions(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     logits: torch.Tensor = model.read_out(states_at(model, batch.packed, batch.positions)[-1])
     return logits.argmax(-1)
-
-
-def _inputs(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
-    shape = PackedShape.exact(batch.packed, batch.positions)
-    flat = shape.flat(batch.packed, batch.positions, model.config.max_position_embeddings)
-    return shape.inputs(to_device(flat, model.device)) | {"last_at": None, "return_dict": True}
 
 
 def steps_taken(model: PreTrainedModel, batch: Batch) -> NDArray[np.int64]:
@@ -269,21 +273,26 @@ def steps_taken(model: PreTrainedModel, batch: Batch) -> NDArray[np.int64]:
         taken = np.full(len(batch.packed.input_ids), model.config.num_steps - 1)
         taken[batch.positions.numpy()] += 1
         return taken
-    inputs = _inputs(model, batch) | {"last_at": to_device(batch.positions, model.device)}
-    halted: NDArray[np.int64] = model.base_model(**inputs, read_out=model.read_out).halted_at[0].cpu().numpy()
+    halted: NDArray[np.int64] = _halting_pass(model, batch).halted_at[0].cpu().numpy()
     return halted
 
 
-def _flops(model: PreTrainedModel, setting: Setting, batches: list[Batch], asked: Asked) -> float:
-    """Of all batches, from how many steps each token takes."""
-    total = 0.0
-    with in_force(model, setting):
-        for batch in batches:
-            taken, borders = steps_taken(model, batch), batch.packed.cu_seqlens.tolist()
-            targets = np.bincount(np.searchsorted(borders, batch.positions.numpy(), "right") - 1, minlength=len(borders) - 1)
-            for number, (start, stop) in enumerate(pairwise(borders)):
-                total += halting_flops(model.config, taken[start:stop], int(targets[number]), asked.labels)
-    return total
+def predictions_and_steps(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    if model.config.halt is None:
+        return predictions(model, batch), steps_taken(model, batch)
+    out = _halting_pass(model, batch)
+    return model.read_out(out.last_hidden_state[0]).argmax(-1), out.halted_at[0].cpu().numpy()
+
+
+def _halting_pass(model: PreTrainedModel, batch: Batch) -> Any:
+    inputs = _inputs(model, batch) | {"last_at": to_device(batch.positions, model.device)}
+    return model.base_model(**inputs, read_out=model.read_out)
+
+
+def _inputs(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
+    shape = PackedShape.exact(batch.packed, batch.positions)
+    flat = shape.flat(batch.packed, batch.positions, model.config.max_position_embeddings)
+    return shape.inputs(to_device(flat, model.device)) | {"last_at": None, "return_dict": True}
 
 
 def _timed(model: PreTrainedModel, every: list[Setting], batches: list[Batch]) -> dict[str, float]:
