@@ -151,6 +151,8 @@ def ahead_table(metrics: dict[str, Any]) -> str:
             f"| (b) against {NAMES[rival]} | {written(gap['mean'], 2, plus=True)} | {between}, over sequences | "
             f"| 1 | {gap['verdict']} |"
         )
+    if not lines:
+        return "Who is ahead over seeds, at (a), and with one seed at (b), is not measured yet."
     return or_nothing("| PNN-rewrite | points ahead | 95 %, seeds and sequences | Student's t, seeds | seeds | |", lines)
 
 
