@@ -18,6 +18,7 @@ than half an hour: causal_pnn, plastic_training, widths.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -48,6 +49,7 @@ class Item:
     kept: str  # a file in results/, once that is collected
     needs: tuple[str, ...]  # in DATA
     after: str = "."  # what must be in RUNS: weights that another item made
+    alone: bool = False  # it measures time: nothing else may use the device
 
     def done(self, runs: Path | None) -> bool:
         return (HERE / self.kept).exists() or (runs is not None and (runs / self.leaves).exists())
@@ -73,12 +75,13 @@ def items() -> Iterator[Item]:
         weights = "." if model == "pnn_rewrite" else f"better_than_bert/b/{model}/seed-0/evaluation.json"
         yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
     halting = f"bash {HERE}/halting/real_text/run.sh gpu {{data}}/tokens {{data}}/wikitext {{runs}}/halting"
-    yield Item("halting", 12.0, halting, "halting/home.tar.gz", "halting/real_text/result.json", ("tokens", "wikitext"))
+    kept, needs = "halting/real_text/result.json", ("tokens", "wikitext")
+    yield Item("halting", 12.0, halting, "halting/home.tar.gz", kept, needs, alone=True)
     use = (
         f"{sys.executable} {ROOT}/benchmarks/use.py {{runs}}/use.json {{data}}/text/part-00.txt.xz {{data}}/bert {{data}}/gpt2"
     )
     parts, kept = "latency generate heads inference train", "../benchmarks/results/use-nvidia-h200.json"
-    yield Item("speed of use", 9.0, f"{use} {parts}", "use.json", kept, ("text", "bert", "gpt2"))
+    yield Item("speed of use", 9.0, f"{use} {parts}", "use.json", kept, ("text", "bert", "gpt2"), alone=True)
     shrink = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
     for seed in range(3):
         for arm, shares in (("control", ""), ("less-20-logits", "0.2")):
@@ -119,7 +122,8 @@ def take_home(runs: Path) -> None:
     with tarfile.open(runs / "home.tar.gz.new", "w:gz") as home:
         for path in files:
             if "checkpoints" not in path.parts and not path.name.startswith("home.tar.gz"):
-                home.add(path, path.relative_to(runs))
+                with contextlib.suppress(FileNotFoundError):  # a run that goes on replaces its files
+                    home.add(path, path.relative_to(runs))
     (runs / "home.tar.gz.new").replace(runs / "home.tar.gz")
 
 
@@ -143,7 +147,8 @@ def work(left: list[Item], runs: Path, data: Path, minutes: float, at_a_time: in
             fitting = [item for item in waiting if busy_until + 60 * item.minutes <= end and item.can_start(runs, data)]
             if not running and not fitting:
                 break
-            if fitting and len(running) < at_a_time:
+            free = len(running) < at_a_time and not any(item.alone for item in running.values())
+            if fitting and free and not (fitting[0].alone and running):
                 item = fitting[0]
                 waiting.remove(item)
                 busy_until += 60 * item.minutes
