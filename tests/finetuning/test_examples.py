@@ -121,7 +121,7 @@ def test_names_of_tasks():
     assert len(GROUPS["superglue"]) == 7
     with pytest.raises(UserError, match=r'no task "colla".*did you mean "cola"'):
         parse_tasks("colla")
-    with pytest.raises(UserError, match="name a task"):
+    with pytest.raises(UserError, match="name tasks separated by commas"):
         parse_tasks(" , ")
 
 

@@ -132,7 +132,7 @@ def test_a_cycle_from_before_there_were_teachers_is_resumed(model_of, text, tmp_
 
 
 def test_what_cannot_be(built, model_of, text, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"no 'logit' to learn of a teacher.*logits"):
+    with pytest.raises(UserError, match=r"no 'logit' to learn from a teacher.*logits"):
         Teacher(built("gpt2"), "logit")
     with pytest.raises(UserError, match=r"no 'state' to learn of a teacher.*states"):
         CycleSettings(teacher="state")

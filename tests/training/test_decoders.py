@@ -193,7 +193,7 @@ def test_another_stride_is_kept_under_a_name_of_its_own(run, pnn_command):
     assert own == {name: (run / name).read_text() for name in own}
     code, _, err = pnn_command("evaluate", run, "--stride", "0")
     assert code == 2
-    assert "--stride 0: at least one token" in err
+    assert "--stride 0: expected at least 1 token" in err
 
 
 def test_a_bare_checkpoint_reads_text_as_decoders_are_trained(run, pnn_command, tmp_path):
