@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 
+from pnn.bench.latency import onnx_session
 from pnn.bench.timing import machine
 from pnn.data.batches import PackedBatch, evaluation_batches, special_tokens
 from pnn.data.corpora import open_source
@@ -60,13 +60,6 @@ def right_by_sequence(session: Any, tokens: TokenSet, sequences: NDArray[np.int6
     return right
 
 
-def session_of(path: Path) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting threads would slow the other's turn
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -87,7 +80,7 @@ def main() -> None:
         write_onnx(fp32, model, None)
         off = write_int8(int8, fp32, model)
         sizes = {path.stem: path.stat().st_size for path in (fp32, int8)}
-        sessions = {path.stem: session_of(path) for path in (fp32, int8)}
+        sessions = {path.stem: onnx_session(path) for path in (fp32, int8)}
     right = right_by_sequence(sessions["int8"], tokens, sequences, asked.draws)
     targets, correct = (np.asarray(exact["by_sequence"][key], np.float64) for key in ("targets", "correct"))
     batch, _ = next(evaluation_batches(tokens, sequences, BATCH_TOKENS))

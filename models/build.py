@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from pnn.errors import UserError
+from pnn.export.card import sections_of
 from pnn.export.run import export_run
 from pnn.files import is_taken, write_text
 from pnn.numbers import interval, per_cent, written
@@ -48,23 +49,17 @@ def build(run: str, folder: Path, *, overwrite: bool = False, results: Path = RE
 
 def card(exported: str, name: str, results: str) -> str:
     """The export's card with card.md: section by section, first what the run's files say."""
-    known, added = sections(exported), sections((HERE / "card.md").read_text(encoding="utf-8"))
+    known, added = sections_of(exported), sections_of((HERE / "card.md").read_text(encoding="utf-8"))
     if lost := known.keys() - added.keys():
         raise ValueError(f"card.md has no place for {', '.join(lost)}")
-    added["Results"] += f"\n{results}"
+    added["Results"] += f"\n\n{results}"
     parts = []
     for title, more in added.items():
-        text = "\n\n".join(filter(None, (known.get(title, "").strip(), more.strip())))
+        text = "\n\n".join(filter(None, (known.get(title, ""), more.strip())))
         parts.append(f"## {title}\n\n{text}" if title else text)
     whole = "\n\n".join(parts) + "\n"
     whole = re.sub(r"^# .+$", f"# {name}", whole, count=1, flags=re.MULTILINE)
     return whole.replace("FOLDER", f"models/{name}").replace("---\n", "---\nlanguage: en\n", 1)
-
-
-def sections(text: str) -> dict[str, str]:
-    """By title; what stands before the first one by none."""
-    parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
-    return dict(zip(["", *parts[1::2]], parts[::2], strict=True))
 
 
 def compared(results: Path) -> str:

@@ -18,7 +18,7 @@ def to_measure(monkeypatch):
 
 
 @pytest.fixture
-def item(to_measure, tmp_path):
+def item(to_measure):
     def make(name, minutes, code="open(sys.argv[1], 'w').write('{data}')", **more):
         command = shlex.join([sys.executable, "-c", f"import sys; {code}", f"{{runs}}/{name}"])
         return to_measure.Item(name, minutes, command, name, f"nowhere/{name}", **{"needs": (), **more})

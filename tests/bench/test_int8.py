@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pnn.bench.latency import onnx_session
 from pnn.data.shards import TokenSet
 from pnn.evaluation.masked import evaluate_masked
 from pnn.export.onnx import write_onnx
@@ -25,7 +26,7 @@ def test_int8_is_measured(trained_run, tmp_path, monkeypatch):
     folder = json.loads((trained_run / "tokens.json").read_text())["train"]["folder"]
     tokens, sequences = TokenSet(Path(folder)), np.arange(0, 40, 2)
     write_onnx(tmp_path / "fp32.onnx", model, None)
-    counted = int8.right_by_sequence(int8.session_of(tmp_path / "fp32.onnx"), tokens, sequences, draws=2)
+    counted = int8.right_by_sequence(onnx_session(tmp_path / "fp32.onnx"), tokens, sequences, draws=2)
     exact = evaluate_masked(model, tokens, sequences, mask_draws=2)["by_sequence"]
     assert sum(exact["correct"]) > 0
     assert counted.tolist() == exact["correct"]

@@ -136,22 +136,27 @@ def _of_bert(model: Any, compiled: bool) -> Answer:
 
 def _of_onnx(model: PreTrainedModel, int8: bool) -> Answer:
     check_installed()
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    # else its threads go on waiting actively after an answer, and whoever has the next turn is short of a core
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write_onnx(path, model, None)
         if int8:
             graph, path = path, Path(folder) / "int8.onnx"
             write_int8(path, graph, model)
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = onnx_session(path)
     ids = _tokens(model)[None]
     feed, at = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, ids.shape[1] // 2
     return lambda: int(session.run(["logits"], feed)[0][0, at].argmax())
+
+
+def onnx_session(path: Path) -> Any:
+    """A graph that answers in turns with others, with as many threads as torch."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    # else its threads go on waiting actively after an answer, and whoever has the next turn is short of a core
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _flops(model: PreTrainedModel, length: int, everywhere: bool) -> float:

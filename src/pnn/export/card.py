@@ -73,8 +73,13 @@ def earlier_card(exported: Exported) -> tuple[dict[str, Any], dict[str, str]]:
         found = yaml.safe_load(header[1]) if header else {}
     except yaml.YAMLError:
         found = {}
-    _, *parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
-    return found if isinstance(found, dict) else {}, dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+    return found if isinstance(found, dict) else {}, sections_of(text)
+
+
+def sections_of(card: str) -> dict[str, str]:
+    """By title; what stands before the first one by none."""
+    parts = re.split(r"^## (.+)\n", card, flags=re.MULTILINE)
+    return dict(zip(["", *parts[1::2]], map(str.strip, parts[::2]), strict=True))
 
 
 class Known:
