@@ -19,6 +19,7 @@ from pnn.data.tokenizers import (
     SPECIAL,
     _kept,
     check_masks,
+    end_of_text,
     fingerprint,
     from_vocabulary,
     load_tokenizer,
@@ -81,6 +82,14 @@ def test_the_same_tokenizer_by_file_by_json_and_by_folder(vocab_file, tmp_path):
         assert fingerprint(tokenizer) == fingerprint(by_vocabulary)
         assert tokenizer.mask_token_id == 4
         assert set(tokenizer("the")) == {"input_ids", "attention_mask"}
+
+
+def test_a_folder_with_a_bare_tokenizer_json_has_its_end_of_text(tmp_path):
+    """As GPT-2's files are often passed on: without the config that would name its special tokens."""
+    backend = Tokenizer(models.BPE({"a": 0, "b": 1, "<|endoftext|>": 2}, []))
+    backend.add_special_tokens(["<|endoftext|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert end_of_text(load_tokenizer(str(tmp_path), 16)) == 2
 
 
 def test_the_fingerprint_follows_the_vocabulary_not_truncation(vocab_file, tmp_path):

@@ -130,8 +130,8 @@ def _special_tokens_in(backend: Tokenizer) -> dict[str, str]:
 def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
     """A tokenizer by file (vocab.txt, tokenizer.json), folder, or hub name."""
     path = Path(name).expanduser()
-    if path.is_dir() and not (path / "tokenizer.json").exists() and (path / "vocab.txt").exists():
-        path = path / "vocab.txt"
+    if path.is_dir() and not (path / "tokenizer_config.json").exists():  # a folder of bare files says no more than they do
+        path = next((path / file for file in ("tokenizer.json", "vocab.txt") if (path / file).exists()), path)
     if not path.exists() and (path.suffix in (".txt", ".json") or name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UserError(f'no tokenizer file or folder "{name}"')
     nothing = UserError(f'there is no tokenizer in "{name}" (tokenizer.json, vocab.txt …): put one there')
