@@ -166,23 +166,24 @@ class _Step(torch.autograd.Function):
         )
         if ctx.rotation is not None:
             rotary.turn(grad_projected, settings.heads, width // settings.heads, ctx.rotation, back=True)
-        grad_projection, grad_projection_bias = _product(grad_projected, x), _sum(grad_projected)
+        grad_projection = _product(grad_projected, x)
         if at is None:
             grad_h = torch.addmm(grad_h, grad_projected, projection, out=grad_h)
-            grad_query, grad_query_bias = grad_projection[3 * width :], grad_projection_bias[3 * width :]
+            grad_query = grad_projection[3 * width :]
         else:
             grad_here = torch.addmm(grad_h, grad_q, query, out=grad_h)
             grad_h = torch.mm(grad_projected, projection).index_add_(0, at, grad_here)
-            grad_query, grad_query_bias = _product(grad_q, here), _sum(grad_q)
+            grad_query = _product(grad_q, here)
+        grad_qkv_bias = _bias_gradient(grad_projected, sums[2], out, settings, ctx.rotation is not None)
         has_query_bias, has_key_bias = ctx.has_biases
         return (
             grad_h.view(ctx.shape),
             *(None, None, None, None, None),
-            *(grad_projection[: 3 * width], grad_projection_bias[: 3 * width]),
+            *(grad_projection[: 3 * width], grad_qkv_bias),
             *(_product(grad_attended, seen), sums[2], sums[0], sums[1]),
             *(_product(grad_inner, a), grad_up_bias, _product(grad_raw, active), grad_down_bias),
             *delta_grads,
-            *(grad_query, grad_query_bias if has_query_bias else None),
+            *(grad_query, _sum(grad_q) if has_query_bias else None),
             *(_product(grad_k, delta), _sum(grad_k) if has_key_bias else None),
             grad_numbers[:1],
             grad_numbers[1:] if ctx.opens else None,
@@ -202,6 +203,19 @@ def _parts(projected: Tensor, width: int, heads: int) -> tuple[Tensor, Tensor | 
 def _product(grad: Tensor, x: Tensor) -> Tensor:
     """gradᵀ x in fp32: a matrix's gradient."""
     return torch.mm(grad.t(), x, out_dtype=torch.float32) if x.is_cuda else grad.t().float() @ x.float()
+
+
+def _bias_gradient(grad_projected: Tensor, grad_out_bias: Tensor, out: Tensor, settings: Settings, turned: bool) -> Tensor:
+    """Of b in q, k, v = W h + b: a sum over all tokens, of which only a part has to be read. A vector added to all values comes
+    out of attention as it is, because its weights sum to one: it acts as W_o b does in b_o. Added to all keys it moves a
+    query's scores alike, which softmax does not see, unless each key is turned by its place."""
+    width = len(out)
+    if settings.attention_dropout > 0:  # weights no longer sum to one
+        return _sum(grad_projected[:, : 3 * width])
+    of_values = grad_out_bias @ out.float()
+    if turned:
+        return torch.cat((_sum(grad_projected[:, : 2 * width]), of_values))
+    return torch.cat((_sum(grad_projected[:, :width]), torch.zeros_like(of_values), of_values))
 
 
 def _sum(grad: Tensor) -> Tensor:
