@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import SMALL, build, every_model, shake
+from torch.profiler import profile
 
 import pnn
 from pnn.analysis.trace import Text, predict, trace_batch
@@ -16,7 +17,7 @@ from pnn.data.shards import prepare
 from pnn.data.tokenizers import of_synthetic_language
 from pnn.evaluation.fill import fill
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.passes import PackedShape, RowsShape, states_at
+from pnn.evaluation.passes import PackedShape, RowsShape, _cast_once, states_at
 from pnn.evaluation.requests import log_likelihoods
 from pnn.finetuning.encoding import Encoded, collate
 from pnn.finetuning.loop import outputs
@@ -114,6 +115,24 @@ def test_rows_of_a_decoder_are_filled_up_at_their_end(of):
             assert torch.allclose(states, states_at(model, batch, at)[0], atol=1e-6)
         alone = model.base_model(input_ids=batch.input_ids[None, 70:79], use_cache=False).last_hidden_state[0]
     assert torch.allclose(alone[[0, 8]], states[[2, 3]], atol=1e-5)
+
+
+def test_a_recorded_pass_casts_each_weight_once():
+    """Autocast does so by itself, but not in inference mode, where callers are."""
+    model, ids = build("pnn_equations"), torch.arange(5, 15)[None]
+
+    def run():
+        return [model.base_model(input_ids=ids, output_states=True).last_hidden_state]
+
+    found, casts = [], []
+    for compute in (run, lambda: _cast_once(run)):
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), profile() as seen:
+            found += compute()
+        casts.append(sum(event.count for event in seen.key_averages() if event.key == "aten::_to_copy"))
+    assert torch.equal(*found)
+    assert not found[1].requires_grad
+    weights = sum(isinstance(module, torch.nn.Linear) for module in model.base_model.modules())
+    assert casts[0] - casts[1] >= 3 * weights  # in three of four steps
 
 
 def test_what_is_recorded_knows_when_the_model_is_another():

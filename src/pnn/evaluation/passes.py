@@ -17,7 +17,8 @@ buckets) is computed as it is, with the same numbers.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -70,11 +71,17 @@ def states_at(
         shape = layout.bucket(batch, positions, longest)
         steps = getattr(model.config, "num_steps", None) if num_steps is None else num_steps
         key = (shape, steps, every_step, products_in(model.device, model.dtype))
-        states = recordings.replay(key, shape.flat(batch, positions, longest), lambda flat: run(flat, shape))
+        states = recordings.replay(key, shape.flat(batch, positions, longest), lambda flat: _cast_once(run, flat, shape))
         if states is not None:
             return [h[: len(positions)].clone() for h in states]
     shape = layout.exact(batch, positions)
     return run(to_device(shape.flat(batch, positions, longest), model.device), shape)
+
+
+def _cast_once(run: Callable[..., list[Tensor]], *given: Any) -> list[Tensor]:
+    """In inference mode autocast would cast a weight to 16 bit at every use: a refiner's at every step."""
+    with torch.inference_mode(False), torch.no_grad():
+        return run(*given)
 
 
 def halts(model: PreTrainedModel, halt: Halting = None) -> bool:
