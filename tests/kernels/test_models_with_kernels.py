@@ -16,6 +16,7 @@ import pnn
 import pnn.nn.fast
 import pnn.objectives
 from pnn.models.registry import kind_of
+from pnn.nn.head import VocabularyHead
 
 SIZE = {
     "vocab_size": 50,
@@ -232,3 +233,29 @@ def test_attentions_and_checkpointing_with_kernels(name, request):
     assert again == pytest.approx(loss, abs=1e-5)
     for key, value in wanted.items():
         assert torch.allclose(checkpointed[key], value, atol=2e-5), key
+
+
+@pytest.mark.parametrize(("vocabulary", "bias"), [(50, True), (50, False), (48, True)])
+def test_many_rows_of_logits_go_through_a_padded_matrix(vocabulary, bias, kernels_forced, monkeypatch):
+    monkeypatch.setattr(pnn.nn.fast, "MANY_ROWS", 6)
+    torch.manual_seed(0)
+    head = VocabularyHead(32, vocabulary, transform=True, eps=1e-5)
+    if not bias:
+        head.decoder = torch.nn.Linear(32, vocabulary, bias=False)
+    h = torch.randn(6, 32)
+    wanted = head(h).detach()
+    with torch.no_grad():
+        many, few, alone = (
+            pnn.nn.fast.read_out(*given) for given in ((head, h), (head, h[:5]), (head.decoder, head.features(h)))
+        )
+    torch.testing.assert_close(many, wanted)
+    torch.testing.assert_close(few, wanted[:5])
+    torch.testing.assert_close(alone, wanted)
+    assert many.is_contiguous() == alone.is_contiguous() == (vocabulary % 8 == 0)
+    assert few.is_contiguous()
+    assert pnn.nn.fast.read_out(head, h).requires_grad  # with gradients, the plain product
+    seen = []
+    head.decoder.register_forward_hook(lambda *given: seen.append(given))
+    with torch.no_grad():
+        pnn.nn.fast.read_out(head, h)
+    assert len(seen) == 1  # whoever listens is called

@@ -182,7 +182,7 @@ class Trace:
 
 @torch.no_grad()
 def read(model: MaskedLMBase, rows: Tensor, labels: Tensor) -> Reading:
-    logits = model.head(rows).float()
+    logits = model.read_out(rows).float()
     loss = F.cross_entropy(logits, labels, reduction="none")
     top, prediction = logits.max(-1)
     return Reading(prediction, prediction == labels, torch.exp(-loss), torch.exp(top - logits.logsumexp(-1)), loss)

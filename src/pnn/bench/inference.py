@@ -153,7 +153,7 @@ def inference_row(run: RunConfig, budget: Budget, num_steps: int | None = None) 
         text, batches, model = text_of(host), held_out(host), host.model.to(device).eval()
 
     def predict(batch: PackedBatch, positions: Tensor) -> Tensor:
-        return model.head(states_at(model, batch, positions, num_steps)[-1]).argmax(-1)
+        return model.read_out(states_at(model, batch, positions, num_steps)[-1]).argmax(-1)
 
     predictions = [(partial(predict, *one.packed()), one.tokens) for one in batches]
     name = row_name(run) + ("" if num_steps is None else f", {num_steps} step{'' if num_steps == 1 else 's'}")

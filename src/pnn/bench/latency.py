@@ -116,7 +116,7 @@ def _of_ours(model: Any, precision: torch.dtype) -> Answer:
     def answer() -> int:
         batch = pack(ids, np.array([len(ids)]), np.zeros(1, np.int64))
         with torch.autocast(model.device.type, precision, enabled=precision != dtype_of(model)):
-            return int(model.head(states_at(model, batch, at)[-1]).argmax())
+            return int(model.read_out(states_at(model, batch, at)[-1]).argmax())
 
     return answer
 

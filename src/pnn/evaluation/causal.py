@@ -31,6 +31,7 @@ from pnn.evaluation.masked import commonest
 from pnn.evaluation.passes import states_at, to_device
 from pnn.models.lean import padded_vocabulary
 from pnn.models.registry import kind_of
+from pnn.nn.fast import read_out
 from pnn.results import CausalText
 from pnn.stats import of_a_share, ratio_interval
 
@@ -119,7 +120,7 @@ def _logits(
         at = [row * context + np.arange(first - 1, context - 1) for row, first in enumerate(firsts)]
         states = states_at(model, batch, torch.from_numpy(np.concatenate(at)), num_steps, every_step=by_step)
         for of_row in zip(*(h.split([*map(len, at)]) for h in states), strict=True):
-            yield map(model.head, of_row)
+            yield (read_out(model.head, h) for h in of_row)
     else:
         with padded_vocabulary(model):
             logits = model(input_ids=to_device(torch.from_numpy(rows), model.device), use_cache=False).logits

@@ -163,7 +163,7 @@ def best_tokens(model: MaskedLMBase, states: Tensor, top: int) -> tuple[Tensor, 
     """Ids and probabilities of the `top` best tokens for each state, (states, top) each."""
     parts = []
     for rows in states.split(HEAD_ROWS):
-        logits = model.head(rows).float()
+        logits = model.read_out(rows).float()
         best = logits.topk(top)
         parts.append((best.indices, (best.values - logits.logsumexp(-1, keepdim=True)).exp()))
     return _joined(parts)

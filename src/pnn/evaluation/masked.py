@@ -73,7 +73,7 @@ def evaluate_masked(
                 states = states_at(
                     model, replace(packed, input_ids=masked.input_ids), masked.positions, num_steps, every_step=True, halt=halt
                 )
-                steps = [_read_out(model.head(h), labels) for h in states]  # one step's logits at a time
+                steps = [_score(model.read_out(h), labels) for h in states]  # one step's logits at a time
                 correct.append(torch.stack([right for right, _ in steps]))
                 loss.append(torch.stack([value for _, value in steps]))
                 positions, borders = masked.positions.numpy(), packed.cu_seqlens.numpy()
@@ -116,7 +116,7 @@ def commonest(targets: NDArray[np.int64], tokenizer: Any) -> Commonest:
     return {"token": str(tokenizer.convert_ids_to_tokens(best)), "accuracy": float(counts[best] / len(targets))}
 
 
-def _read_out(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _score(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logits.argmax(-1) == labels, F.cross_entropy(logits.float(), labels, reduction="none")
 
 

@@ -13,6 +13,7 @@ import torch
 
 from pnn.data.batches import pack
 from pnn.evaluation.passes import states_at, to_device
+from pnn.nn.fast import read_out
 from pnn.progress import Bars, console
 
 HEAD_ROWS = 2048  # logits held at a time
@@ -62,5 +63,5 @@ def log_likelihoods(
 
 def _score(model: Any, states: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """log p of each target, and whether it is the likeliest. Sums of logarithms need more than 16 bits."""
-    log_p = model.head(states).float().log_softmax(-1)
+    log_p = read_out(model.head, states).float().log_softmax(-1)
     return log_p.gather(1, targets[:, None])[:, 0], log_p.argmax(-1) == targets

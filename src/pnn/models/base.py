@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn.embeddings import TokenPositionEmbeddings
-from pnn.nn.fast import for_kernels
+from pnn.nn.fast import for_kernels, read_out
 from pnn.nn.feed_forward import FEED_FORWARDS
 from pnn.nn.halting import Halt, Read, Rule
 from pnn.nn.head import VocabularyHead
@@ -261,8 +261,7 @@ class MaskedLMBase(PnnPreTrainedModel):
         self.head.decoder = value  # type: ignore[assignment]
 
     def read_out(self, h: Tensor) -> Tensor:
-        logits: Tensor = self.head(h)
-        return logits
+        return read_out(self.head, h)
 
     def supervised(self, states: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[float]]:
         """The states whose predictions are trained, and the weight of each."""

@@ -6,6 +6,7 @@ Everywhere else in `nn/` stands the equation, in plain torch. Here is what compu
   there they, not the products, would take most of the time. Each block asks once (`for_kernels`).
 * a whole refinement step written out, forward and backward (`kernels/refinement`), in training.
 * attention over packed sequences, in one of four forms (`attention`).
+* logits over a vocabulary of an awkward size (`read_out`).
 
 A module that somebody listens to or has replaced (a hook, an adapter) is called, never bypassed: `plain` says so.
 """
@@ -23,8 +24,11 @@ from pnn.kernels import short_rows
 from pnn.nn.causal import causal_attention
 from pnn.nn.feed_forward import FeedForward
 from pnn.nn.gating import QueryKeyGate
-from pnn.nn.packing import Layout, only_at, packed_attention, padded_attention, rows_of
+from pnn.nn.head import VocabularyHead
+from pnn.nn.packing import Layout, only_at, packed_attention, padded_attention, round_up, rows_of
 from pnn.nn.rotary import rotate
+
+MANY_ROWS = 256  # whose logits are worth a copy of the vocabulary's matrix
 
 # When -----------------------------------------------------------------------------------------------------------------
 
@@ -238,6 +242,30 @@ def gated_update(gate: nn.Module | None, h: Tensor, delta: Tensor) -> Tensor:
 
 def probability(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
+
+
+def read_out(head: nn.Module, h: Tensor) -> Tensor:
+    """What a head says of these states, for callers that need no gradients and do not mind where rows of logits lie.
+
+    Rows of 30,522 numbers do not begin where matrix units like to write, and take three times as long. So the states of many
+    tokens are multiplied by a copy of the vocabulary's matrix with a few rows more, whose logits are cut off."""
+    decoder: Any = head
+    x = h
+    if plain(head, VocabularyHead):
+        assert isinstance(head, VocabularyHead)
+        decoder, x = head.decoder, head.features(h)
+    many = x.numel() >= MANY_ROWS * x.shape[-1] and not torch.is_grad_enabled()
+    if not (many and for_kernels(x) and plain(decoder, nn.Linear) and len(decoder.weight) % 8):
+        logits: Tensor = decoder(x)
+        return logits
+    vocabulary, width = decoder.weight.shape
+    matrix = x.new_empty(round_up(vocabulary, 128), width, dtype=computed_in(x))
+    matrix[:vocabulary].copy_(decoder.weight)
+    bias = None
+    if decoder.bias is not None:
+        bias = matrix.new_empty(len(matrix))
+        bias[:vocabulary].copy_(decoder.bias)
+    return F.linear(x.to(matrix.dtype), matrix, bias)[..., :vocabulary]
 
 
 # Attention ------------------------------------------------------------------------------------------------------------
