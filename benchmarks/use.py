@@ -3,7 +3,7 @@
 python benchmarks/use.py OUT TEXT BERT_TOKENIZER GPT2_TOKENIZER [latency generate heads inference train]
 
 TEXT: files with text, 'wikipedia/part-00.txt.xz'; tokenizers: folders or names. Five minutes on an H200 without `train`, which
-compiles decoders. Parts that were measured before stay in OUT.
+compiles decoders. Parts that were measured before stay in OUT; `parts` there says of which commit each is.
 """
 
 from __future__ import annotations
@@ -96,11 +96,12 @@ def measure_heads(result: dict[str, Any], out: Path) -> None:
 def main() -> None:
     where, text, bert, gpt2, *chosen = sys.argv[1:]
     out, parts = Path(where), parts_for(text, bert, gpt2)
-    result: dict[str, Any] = {"rows": [], "ratios": {}}
+    result: dict[str, Any] = {"rows": [], "ratios": {}, "parts": {}}
     if out.exists():
         result = json.loads(out.read_text())
     result |= {**machine(), "date": datetime.date.today().isoformat()}
     for name in chosen or ["latency", "generate", "heads", "inference"]:
+        result["parts"][name] = result["git"]["commit"]
         measure_heads(result, out) if name == "heads" else measure(parts[name], result, out)
     for name, value in result["ratios"].items():
         print(f"{name:44} {value:.3g}")
