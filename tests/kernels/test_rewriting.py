@@ -162,6 +162,16 @@ def test_a_decoder_with_kernels_is_the_plain_decoder(name, request):
 
 
 @pytest.mark.skipif(ON_GPU, reason="tests/gpu compares whole models on a GPU")
+@torch.no_grad()
+def test_a_compressor_makes_its_weights_once_a_pass(kernels_forced, monkeypatch):
+    made, weights = [], delta_rule.ChannelCompressor.weights
+    monkeypatch.setattr(delta_rule.ChannelCompressor, "weights", lambda self: made.append(self) or weights(self))
+    model = decoder(num_rounds=2).eval()
+    model(input_ids=torch.arange(3)[None])
+    assert len(made) == len(set(made)) == 2  # the block's and the readout's
+
+
+@pytest.mark.skipif(ON_GPU, reason="tests/gpu compares whole models on a GPU")
 def test_what_somebody_watches_is_not_bypassed(kernels_forced):
     model = decoder()
     unwatched, _ = loss_and_gradients(model)

@@ -54,9 +54,10 @@ def run(state: Tensor, sublayers: list[Sublayer]) -> Tensor:
     tape = rewriting.Tape(erase, length, keeps=torch.is_grad_enabled())
     states = state.reshape(batch * length, channels, width)
     write = None
-    mixes = {id(one.compress): _mix(one.compress) for one in sublayers}  # a block's two sublayers share theirs
+    compressors = dict.fromkeys(one.compress for one in sublayers)  # a block's two sublayers share theirs
+    mixes = {compress: _mix(compress) for compress in compressors}
     for one in sublayers:
-        states, read = rewriting.sublayer(tape, states, write, _reader(one, mixes[id(one.compress)]))
+        states, read = rewriting.sublayer(tape, states, write, _reader(one, mixes[one.compress]))
         if one.branch is None:
             break
         branch = one.branch(read.context.view(batch, length, width)).view(-1, width)
