@@ -58,18 +58,20 @@ for kernel in (gate.gate_forward, gate.gate_backward):
 turns = {"cos": "*fp32", "sin": "*fp32", "groups": "i32", "": "*bf16"}
 build(rotary._turn, 2, {"half": 32, "block": 32, "back": True}, **numbers, **turns)
 halves = ("states", "branches", "new_states", "compressed", "contexts", "grad_new_states", "grad_contexts", "grad_states")
-halves = dict.fromkeys((*halves, "grad_branches", "grad_compressed"), "*bf16")
+halves = dict.fromkeys((*halves, "grad_branches", "grad_compressed", "histories"), "*bf16")
 row = {"width": 768, "block": 256, "pieces": 3}
 for count, taps in ((1, 1), (4, 1), (4, 4)):
     shape = {**row, "count": count, "taps": taps, "rewrites": True, "erase": True, "generates": True, "from_state": True}
     more = {**halves, "tokens": "i32", "row_length": "i32", "eps": "fp32", "": "*fp32"}
     for kernel, table, constants in (
-        (rewrite_passes.forward, rewriting.FORWARD, {}),
+        (rewrite_passes.forward, rewriting.FORWARD, {"steps": False}),
         (rewrite_passes.backward, rewriting.BACKWARD, {"has_grad": True}),
     ):
         launch = table[count, taps]
         build(kernel, launch.warps, {**shape, **constants, "each": 32, "stages": launch.stages}, **more)
     if taps > 1:
+        one_token = {**shape, "each": 1, "stages": 1, "steps": True}
+        build(rewrite_passes.forward, rewriting.FORWARD[count, taps].warps, one_token, **more)
         shape = {"width": 768, "block": 256, "count": count, "taps": taps, "rewrites": True, "each": 32, "stages": 3}
         build(rewrite_passes.mix_backward, rewriting.MIX_BACKWARD.warps, shape, **more)
     writes = {name: ("*bf16",) * 3 for name in ("branches", "new_states")}
@@ -88,6 +90,6 @@ def test_every_kernel_compiles_and_fits():
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert len(built) == 25 * len(SHARED)
+    assert len(built) == 26 * len(SHARED)
     for capability, *name, shared in built:
         assert int(shared) <= SHARED[int(capability)] * 1024, (capability, *name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import small_decoders
 import torch
 
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
@@ -12,6 +13,7 @@ import pnn.models.ddl
 import pnn.nn.delta_stream
 import pnn.objectives
 from pnn.kernels import rewriting
+from pnn.models.decoder_steps import Steps
 from pnn.nn import delta_rule
 
 ON_GPU = torch.cuda.is_available()
@@ -110,6 +112,32 @@ def test_nothing_is_kept_where_no_gradient_is_asked_for():
     assert (tape.written, tape.kept) == ([], {})
 
 
+@pytest.mark.parametrize("width", [8, WIDTH])
+@pytest.mark.parametrize("rewrites", [True, False])
+@torch.no_grad()
+def test_steps_of_one_token_are_the_whole_text(rewrites, width):
+    """One text has padding in its middle, which is zero to the tokens behind it."""
+    torch.manual_seed(0)
+    states, mix = numbers(ROWS, LENGTH, 2, width), numbers(4, 2, width)
+    generators = [numbers(2, width), numbers(2), numbers(width), numbers(1)]
+    reader = rewriting.Reader(mix, numbers(width), *generators, 1e-5, True)
+    history = torch.zeros(ROWS, 3, 2, width, device=DEVICE)
+    kept = torch.ones(ROWS, LENGTH, device=DEVICE)
+    kept[0, 2] = 0
+    written = []
+    for t in range(LENGTH):
+        write = rewriting.Write(numbers(ROWS, width), numbers(ROWS, 2), torch.rand(ROWS, device=DEVICE)) if rewrites else None
+        found, read = rewriting.step(True, states[:, t], write, reader, rewriting.Past(history, kept[:, t].contiguous()))
+        plain_state, *_ = plain(states[:, t], write, reader._replace(mix=mix[0]), True)
+        assert torch.allclose(found, plain_state, atol=1e-5)
+        written.append(plain_state * kept[:, t, None, None])
+        x = delta_rule.over_tokens(torch.stack(written, 1), mix, None)[:, -1].sum(-2)
+        _, *wanted = plain(x[:, None], None, reader._replace(mix=None), True)
+        for one, other in zip(read, wanted, strict=True):
+            assert torch.allclose(one, other, atol=1e-4)
+        assert torch.allclose(history[:, -1], written[-1], atol=1e-5)
+
+
 MODELS = {
     "scalar": {"value_channels": 1},
     "channel": {},
@@ -159,6 +187,42 @@ def test_a_decoder_with_kernels_is_the_plain_decoder(name, request):
     assert fast_loss == pytest.approx(loss, abs=1e-5)
     for key, wanted in plain_gradients.items():
         assert torch.allclose(fast[key], wanted, atol=2e-5 * (1 + wanted.abs().max().item())), key
+
+
+@pytest.mark.skipif(ON_GPU, reason="tests/gpu compares whole models on a GPU")
+@pytest.mark.parametrize("name", ["token", "two rounds"])
+@torch.no_grad()
+def test_steps_on_buffers_by_kernels_are_the_models_own_steps(name, request):
+    model, ids = small_decoders.build(name, num_hidden_layers=1), small_decoders.tokens(2, 8)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    mask[1, 5] = 0  # one step has a token that is none
+    prompt, twin = (model(ids[:, :4], attention_mask=mask[:, :4]).past_key_values for _ in range(2))
+    expected = [model(ids[:, at : at + 1], attention_mask=mask[:, : at + 1], past_key_values=twin).logits for at in range(4, 8)]
+    steps = Steps(prompt, 8)
+    steps.take(prompt, mask[:, :4].bool())
+    request.getfixturevalue("kernels_forced")
+    calls = []
+    step = rewriting.step
+    request.getfixturevalue("monkeypatch").setattr(rewriting, "step", lambda *a: calls.append(1) or step(*a))
+    for at, wanted in zip(range(4, 8), expected, strict=True):
+        real = mask[:, at].bool()
+        steps.feed(ids[:, at : at + 1], None, real[:, None])
+        assert torch.allclose(steps.run(model)[real], wanted[real], atol=1e-4)
+    assert len(calls) == 4 * (2 * model.config.depth + 1)
+    assert steps.histories.keys() == twin.histories.keys()
+    for key, history in twin.histories.items():
+        assert torch.allclose(steps.histories[key], history, atol=1e-4), key
+
+
+@pytest.mark.skipif(ON_GPU, reason="tests/gpu compares whole models on a GPU")
+@torch.no_grad()
+def test_a_compressor_makes_its_weights_once_a_pass(kernels_forced, monkeypatch):
+    made, weights = [], delta_rule.ChannelCompressor.weights
+    monkeypatch.setattr(delta_rule.ChannelCompressor, "weights", lambda self: made.append(self) or weights(self))
+    model = decoder(num_rounds=2).eval()
+    model(input_ids=torch.arange(3)[None])
+    assert len(made) == len(set(made)) == 2  # the block's and the readout's
 
 
 @pytest.mark.skipif(ON_GPU, reason="tests/gpu compares whole models on a GPU")

@@ -11,7 +11,8 @@ sums of a round at once, and keeps their results (1/‖b‖, vᵀ − kᵀX, 1/�
 backward pass needs only two of its own. Gradients of weights are added up in registers, a share for each program.
 
 A compressor over tokens looks back. Going forward, a state's part in the x of the next tokens is carried along; going
-backward, the gradients of the next tokens' x are. A program therefore starts a few tokens outside its own ones.
+backward, the gradients of the next tokens' x are. A program therefore starts a few tokens outside its own ones. In a step of
+one token for each text the states before it come from a history instead, which is moved on by a token in place.
 """
 
 from __future__ import annotations
@@ -45,28 +46,40 @@ def _sigmoid(x):
 @triton.jit
 def forward(
     states, branches, values, betas, mix, norm, value_weight, value_bias, gate_weight, gate_bias,
-    new_states, compressed, contexts, new_values, new_betas, inverses, writtens, norm_inverses,
+    new_states, compressed, contexts, new_values, new_betas, inverses, writtens, norm_inverses, histories, kept,
     tokens, row_length, eps, each: tl.constexpr, stages: tl.constexpr,
     width: tl.constexpr, pieces: tl.constexpr, block: tl.constexpr, count: tl.constexpr, taps: tl.constexpr,
-    rewrites: tl.constexpr, erase: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr,
+    rewrites: tl.constexpr, erase: tl.constexpr, generates: tl.constexpr, from_state: tl.constexpr, steps: tl.constexpr,
 ):  # fmt: skip
-    """`stages`: tokens in flight; the next ones are fetched while one is computed."""
+    """`stages`: tokens in flight; the next ones are fetched while one is computed. `steps`: every token is the next one of
+    another text, whose last states are its history, the oldest first; a token that is not `kept` (0) is as if it were zero."""
     columns = tl.arange(0, block)
     first = tl.program_id(0).to(tl.int64) * each
-    if taps > 1:
-        carried = zeros((taps - 1) * pieces, block)  # to x of the next tokens
+    outside: tl.constexpr = 0 if steps else taps - 1
+    if outside > 0:
+        carried = zeros(outside * pieces, block)  # to x of the next tokens
     scale = load(norm, columns, True, 1, width, pieces, block)
     if count > 1:
         weights = load(mix, columns, True, taps * count, width, pieces, block)
     if generates:
         to_gate = load(gate_weight, columns, True, 1, width, pieces, block)
         to_values = load(value_weight, columns, True, count, width, pieces, block)
-    for turn in tl.range(1 - taps, each, num_stages=stages):
+    for turn in tl.range(-outside, each, num_stages=stages):
         token = first + turn
         exists = (token >= 0) & (token < tokens)
         own = exists & (turn >= 0)
         at = token * width
         state = load(states + count * at, columns, exists, count, width, pieces, block)
+        if steps:
+            size: tl.constexpr = count * pieces
+            history = histories + token * (taps - 1) * count * width
+            before = load(history, columns, exists, (taps - 1) * count, width, pieces, block)
+            earlier = mixed(weights, before[:size], taps - 1, pieces)
+            for tap in tl.static_range(1, taps - 1):
+                older = before[(taps - 1 - tap) * size : (taps - tap) * size]
+                earlier = plus(earlier, mixed(weights, older, tap, pieces), 1.0)
+            tl.debug_barrier()  # threads share the numbers of a short row: all have read before one of them writes
+            store(history, columns, before[size:], exists, width, pieces, block)
         if rewrites:
             branch = load(branches + at, columns, exists, 1, width, pieces, block)
             beta = tl.load(betas + token, mask=exists, other=0.0)
@@ -83,11 +96,16 @@ def forward(
             tl.store(inverses + token, inverse, mask=own)
             for j in tl.static_range(count):
                 tl.store(writtens + token * count + j, written[j], mask=own)
+        if steps:
+            state = scaled(state, tl.load(kept + token, mask=exists, other=0.0))
         if count > 1:
             x = mixed(weights, state, 0, pieces)
         else:
             x = state
-        if taps > 1:
+        if steps:
+            x = plus(x, earlier, 1.0)
+            store(history + (taps - 2) * count * width, columns, state, exists, width, pieces, block)
+        elif taps > 1:
             continues = (token % row_length != 0).to(tl.float32)
             x = plus(x, carried[:pieces], continues)
             further = ()

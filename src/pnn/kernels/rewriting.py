@@ -102,8 +102,16 @@ class Kept(NamedTuple):
     norm_inverses: Tensor
 
 
+class Past(NamedTuple):
+    """Of a step of one token for each text: the states before it, (texts, taps − 1, c, d), which are moved on in place, and
+    whether the token counts, 1 or 0, (texts,) in fp32."""
+
+    history: Tensor
+    kept: Tensor
+
+
 def _run_forward(
-    states: Tensor, write: Write | None, reader: Reader, erase: bool, row_length: int
+    states: Tensor, write: Write | None, reader: Reader, erase: bool, row_length: int, past: Past | None = None
 ) -> tuple[Tensor, Tensor | None, Read, Kept]:
     """(X⁺, x where the compressor looks over tokens, what was read, what is kept)."""
     tokens, channels, width = states.shape
@@ -115,18 +123,18 @@ def _run_forward(
     writes, generates = write is not None, reader.gate is not None
     new_states = torch.empty_like(states) if writes else states
     context = states.new_empty(tokens, width)
-    compressed = torch.empty_like(context) if reader.taps > 1 else None
+    compressed = torch.empty_like(context) if reader.taps > 1 and past is None else None
     values, betas = numbers(tokens, channels, wanted=generates), numbers(tokens, wanted=generates)
     inverses, writtens = numbers(tokens, wanted=writes), numbers(tokens, channels, wanted=writes)
     norm_inverses = states.new_empty(tokens, dtype=torch.float32)
     launch = _launch(FORWARD, channels, reader.taps, width)
-    each = _each(tokens, states.device, launch)
+    each = _each(tokens, states.device, launch) if past is None else 1
     rewrite_passes.forward[(triton.cdiv(tokens, each),)](
         states, *_or(states, *(write or [None] * 3)), *_or(states, *reader[:6]),
-        new_states, *_or(states, compressed, context, values, betas, inverses, writtens, norm_inverses),
+        new_states, *_or(states, compressed, context, values, betas, inverses, writtens, norm_inverses, *(past or [None] * 2)),
         tokens, row_length, reader.eps, each=each, stages=launch.stages,
         width=width, pieces=pieces, block=block, count=channels, taps=reader.taps,
-        rewrites=writes, erase=erase, generates=generates, from_state=reader.from_state,
+        rewrites=writes, erase=erase, generates=generates, from_state=reader.from_state, steps=past is not None,
         num_warps=launch.warps, maxnreg=launch.registers,
     )  # fmt: skip
     return new_states, compressed, Read(context, values, betas), Kept(inverses, writtens, norm_inverses)
@@ -302,3 +310,13 @@ def sublayer(tape: Tape, states: Tensor, write: Write | None, reader: Reader) ->
     weights = tuple(None if part is None else part.contiguous() for part in reader[:6])
     new_states, *read = _Sublayer.apply(tape, (reader.eps, reader.from_state), states.contiguous(), *parts, *weights)
     return new_states, Read(*read)
+
+
+def step(erase: bool, states: Tensor, write: Write | None, reader: Reader, past: Past) -> tuple[Tensor, Read]:
+    """`sublayer` for the next token of each text, where the compressor looks over tokens; without gradients."""
+    states = states.contiguous()
+    write = None if write is None else Write(*(part.contiguous() for part in write))
+    weights = [None if part is None else part.contiguous() for part in reader[:6]]
+    reader = Reader(*weights, reader.eps, reader.from_state)  # type: ignore[arg-type,call-arg]
+    new_states, _, read, _ = _run_forward(states, write, reader, erase, 1, past)
+    return new_states, read

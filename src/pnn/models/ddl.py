@@ -160,10 +160,12 @@ class DDLBlock(nn.Module):
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
         self.mlp_residual = make_residual(config)
 
-    def sublayers(self, context: Context) -> tuple[Sublayer, Sublayer]:
+    def sublayers(self, context: Context, histories: Histories) -> tuple[Sublayer, Sublayer]:
+        attends, place = lambda c: self.attention(c, context), self.place(context)
+        first, second = (histories.buffer(f"{branch} {place}") for branch in ("attention", "mlp"))
         return (
-            Sublayer(self.compress, self.attention_norm, lambda c: self.attention(c, context), self.attention_residual),
-            Sublayer(self.compress, self.mlp_norm, self.mlp, self.mlp_residual),
+            Sublayer(self.compress, self.attention_norm, attends, self.attention_residual, first),
+            Sublayer(self.compress, self.mlp_norm, self.mlp, self.mlp_residual, second),
         )
 
     def place(self, context: Context) -> int:
@@ -331,15 +333,16 @@ class DDLModel(DDLPreTrainedModel, DecoderBase):
         return rewriting.takes(config.hidden_size, config.value_channels, taps)
 
     def _by_kernels(self, state: Tensor, context: Context, histories: Histories) -> Tensor | None:
-        """What the blocks and the last norm give, where kernels compute it; else None. They know nothing of what came before
-        or of padding, which is all the same to what only looks at its own token."""
-        if self._compresses_over_tokens and not (histories.cache is None and histories.keep is None):
+        """What the blocks and the last norm give, where kernels compute it; else None. They know of what came before and of
+        padding in steps on buffers only. To what only looks at its own token both are all the same."""
+        looks_back = self._compresses_over_tokens and not (histories.cache is None and histories.keep is None)
+        if looks_back and histories.buffer("readout") is None:
             return None
         if self.config.residual == "additive" or not all(untouched(block) for block in self.blocks):
             return None
-        sublayers = [one for block, here in self.applied(context) for one in block.sublayers(here)]
-        sublayers.append(Sublayer(self.readout, self.norm))
-        return delta_stream.run(state, sublayers) if delta_stream.takes(state, sublayers) else None
+        sublayers = [one for block, here in self.applied(context) for one in block.sublayers(here, histories)]
+        sublayers.append(Sublayer(self.readout, self.norm, history=histories.buffer("readout")))
+        return delta_stream.run(state, sublayers, histories.keep) if delta_stream.takes(state, sublayers) else None
 
 
 def _watch_gate(residual: DeltaResidual, into: list[Tensor]) -> Any:

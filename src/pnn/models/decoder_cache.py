@@ -52,6 +52,10 @@ class DecoderCache(DynamicCache):
         self.histories[name] = torch.cat((before, x[:, -(size - 1) :]), dim=1)[:, -(size - 1) :].clone()
         return before
 
+    def buffer(self, name: str) -> Tensor | None:
+        """A history that may be moved on in place: only recorded steps have such."""
+        return None
+
     def _change_histories(self, change: Any) -> None:
         self.histories = {name: change(history) for name, history in self.histories.items()}
 
@@ -87,8 +91,11 @@ class Histories:
     for only then: a name in compiled code would make it one for each layer."""
 
     def __init__(self, cache: Any, keep: Tensor | None):
-        """`cache`: anything with a DecoderCache's `swap_history`, or None."""
+        """`cache`: anything with a DecoderCache's `swap_history` and `buffer`, or None."""
         self.cache, self.keep = cache, keep
+
+    def buffer(self, name: str) -> Tensor | None:
+        return None if self.cache is None else self.cache.buffer(name)
 
     def apply(self, module: nn.Module, x: Tensor, name: Callable[[], str]) -> Tensor:
         size = len(module.kernel) if isinstance(module, TokenCompressor | InputExpansion) else 1

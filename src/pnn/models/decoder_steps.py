@@ -53,6 +53,9 @@ class Steps:
         self.histories[name].copy_(torch.cat((before, x), dim=1)[:, 1:])
         return before
 
+    def buffer(self, name: str) -> Tensor | None:
+        return self.histories.get(name)
+
     # Contents ---------------------------------------------------------------------------------------------------------
 
     def take(self, cache: DecoderCache, keep: Tensor | None) -> None:

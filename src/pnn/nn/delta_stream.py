@@ -1,7 +1,7 @@
 """A decoder's state on its way through all sublayers, by kernels: what lies between two branches is one pass over the state.
 
 Computes what the blocks compute one by one (`nn/delta_rule`, `models/ddl`), for whole rows of text without cache and
-padding, in 16 bit on a GPU.
+padding, or for the next token of each text, in 16 bit on a GPU.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Sublayer(NamedTuple):
     norm: nn.Module
     branch: Callable[[Tensor], Tensor] | None = None
     residual: nn.Module | None = None
+    history: Tensor | None = None  # (B, taps − 1, c, d): the states before the next token, moved on in place
 
 
 def takes(state: Tensor, sublayers: Iterable[Sublayer]) -> bool:
@@ -45,8 +46,8 @@ def takes(state: Tensor, sublayers: Iterable[Sublayer]) -> bool:
     return all(rewriting.takes(state.shape[-1], state.shape[-2], count) for count in taps)
 
 
-def run(state: Tensor, sublayers: list[Sublayer]) -> Tensor:
-    """state: (B, T, c, d) → what the last norm gives, (B, T, d)."""
+def run(state: Tensor, sublayers: list[Sublayer], keep: Tensor | None = None) -> Tensor:
+    """state: (B, T, c, d) → what the last norm gives, (B, T, d). `keep`: (B, T), False at padding; read with histories."""
     from pnn.kernels import rewriting
 
     batch, length, channels, width = state.shape
@@ -54,9 +55,16 @@ def run(state: Tensor, sublayers: list[Sublayer]) -> Tensor:
     tape = rewriting.Tape(erase, length, keeps=torch.is_grad_enabled())
     states = state.reshape(batch * length, channels, width)
     write = None
-    mixes = {id(one.compress): _mix(one.compress) for one in sublayers}  # a block's two sublayers share theirs
+    compressors = dict.fromkeys(one.compress for one in sublayers)  # a block's two sublayers share theirs
+    mixes = {compress: _mix(compress) for compress in compressors}
+    if sublayers[0].history is not None:
+        kept = states.new_ones(batch, dtype=torch.float32) if keep is None else keep.flatten().float()
     for one in sublayers:
-        states, read = rewriting.sublayer(tape, states, write, _reader(one, mixes[id(one.compress)]))
+        reader = _reader(one, mixes[one.compress])
+        if one.history is None:
+            states, read = rewriting.sublayer(tape, states, write, reader)
+        else:
+            states, read = rewriting.step(erase, states, write, reader, rewriting.Past(one.history, kept))
         if one.branch is None:
             break
         branch = one.branch(read.context.view(batch, length, width)).view(-1, width)
