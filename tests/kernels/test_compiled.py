@@ -50,7 +50,7 @@ for drops in (False, True):
         shape = {"width": 768, "block": 1024, "has_residual": True, "has_bias": True, "drops": drops}
         build(kernel, 1, {**shape, **constants}, **numbers, **dict.fromkeys(floats, "*fp32"), **{"": "*bf16"})
 for mode in range(3):
-    shape = {"each": pointwise.ROWS[mode], "width": 2048, "block": 1024, "mode": mode}
+    shape = {"each": pointwise.ROWS[mode], "width": 2048, "block": 1024, "mode": mode, "drops": mode != 1}
     build(pointwise.pointwise_kernel, 4, shape, **numbers, bias="*fp32", shares="*fp32", **{"": "*bf16"})
 for kernel in (gate.gate_forward, gate.gate_backward):
     floats = dict.fromkeys(("temperature", "opening", "shares"), "*fp32")

@@ -42,12 +42,14 @@ def pointwise_kernel(
     width: tl.constexpr,
     block: tl.constexpr,
     mode: tl.constexpr,
+    drops: tl.constexpr,
 ):
     """mode 0: dropout; 1: GELU and dropout; 2: the gradient of 1 at x, and each program's share of the bias's."""
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
-    hashes = random.column_hash(columns)
-    seed = tl.load(seeds)
+    if drops:
+        hashes = random.column_hash(columns)
+        seed = tl.load(seeds)
     if mode > 0:
         shift = tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
         share = tl.zeros([block], tl.float32)
@@ -65,8 +67,9 @@ def pointwise_kernel(
             else:
                 density = bell * 0.3989422804014327  # φ(z)
                 value = (below + z * density) * tl.load(grad + at, mask=real, other=0.0).to(tl.float32)
-        kept = random.kept(random.row_hash(row, seed), hashes, threshold)
-        value = tl.where(kept, value * scale, 0.0)
+        if drops:
+            kept = random.kept(random.row_hash(row, seed), hashes, threshold)
+            value = tl.where(kept, value * scale, 0.0)
         tl.store(out + at, value.to(out.dtype.element_ty), mask=real)
         if mode == 2:
             share += value  # zero beyond the last row, where the incoming gradient is
@@ -96,13 +99,14 @@ def _launch(x: Tensor, bias: Tensor, grad: Tensor, probability: float, seed: Ten
         width=width,
         block=block,
         mode=mode,
+        drops=probability > 0,
         num_warps=4,
     )
     return out, shares
 
 
 def dropped(x: Tensor, probability: float, seed: Tensor) -> Tensor:
-    return _launch(x, x, x, probability, seed, 0)[0]
+    return x if probability == 0 else _launch(x, x, x, probability, seed, 0)[0]
 
 
 def gelu_forward(x: Tensor, bias: Tensor, probability: float, seed: Tensor) -> Tensor:
