@@ -59,14 +59,18 @@ class Item:
 
 
 def items() -> Iterator[Item]:
+    # in turns: what is half done compares already. First the models that the question is about, whose rates are known
+    turns = [(seed, model) for seed in range(max(SEEDS.values())) for model, seeds in SEEDS.items() if seed < seeds]
+    first = [(seed, model) for seed, model in turns if seed < 3 and model not in ("pnn_gateless", "pnn_paper")]
+    for seed, model in first:
+        yield training("(a)", model, f"a/{model}", seed, 3)
     for model, rates in RATES.items():
         part = f"rates_{model}" + ("_rotary" if model == "bert12" else "")
         for rate in rates:
             yield training("rates", model, f"{part}/learning_rate={rate}", 0, 1, {"learning_rate": rate})
-    for seed in range(max(SEEDS.values())):  # in turns: what is half done compares already
-        for model, seeds in SEEDS.items():
-            if seed < seeds:
-                yield training("(a)", model, f"a/{model}", seed, 3)
+    for seed, model in turns:
+        if (seed, model) not in first:
+            yield training("(a)", model, f"a/{model}", seed, 3)
     tuning = f"bash {HERE}/downstream/run.sh {{data}} {{runs}}/better_than_bert"
     for model in ("pnn_rewrite", "bert4", "bert12"):
         if model != "pnn_rewrite":
@@ -77,11 +81,11 @@ def items() -> Iterator[Item]:
     halting = f"bash {HERE}/halting/real_text/run.sh gpu {{data}}/tokens {{data}}/wikitext {{runs}}/halting"
     kept, needs = "halting/real_text/result.json", ("tokens", "wikitext")
     yield Item("halting", 12.0, halting, "halting/home.tar.gz", kept, needs, alone=True)
-    use = (
-        f"{sys.executable} {ROOT}/benchmarks/use.py {{runs}}/use.json {{data}}/text/part-00.txt.xz {{data}}/bert {{data}}/gpt2"
-    )
-    parts, kept = "latency generate heads inference train", "../benchmarks/results/use-nvidia-h200.json"
-    yield Item("speed of use", 9.0, f"{use} {parts}", "use.json", kept, ("text", "bert", "gpt2"), alone=True)
+    for part, minutes in (("generate", 3.5), ("train", 2.5)):
+        read = "{data}/text/part-00.txt.xz {data}/bert {data}/gpt2"
+        command = f"{sys.executable} {ROOT}/benchmarks/use.py {{runs}}/use-{part}.json {read} {part}"
+        kept, needs = f"../benchmarks/results/use-{part}-nvidia-h200.json", ("text", "bert", "gpt2")
+        yield Item(f"speed of use, {part}", minutes, command, f"use-{part}.json", kept, needs, alone=True)
     shrink = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
     for seed in range(3):
         for arm, shares in (("control", ""), ("less-20-logits", "0.2")):
