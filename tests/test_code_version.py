@@ -82,6 +82,20 @@ def test_a_stamp_says_it_in_a_copy_as_long_as_the_sources_are_the_same(repositor
     assert known(copy) == {"commit": commit, "changed": True}
 
 
+def test_a_stamp_that_fits_is_believed_over_a_repository_with_other_changes(repository, tmp_path):
+    """A tree that is sent elsewhere may lie there over a checkout of an older commit, without its large files."""
+    package, older = repository / "package", git(repository, "rev-parse", "HEAD")
+    shutil.copytree(repository, tmp_path / "older")
+    (package / "part" / "a.py").write_text("a = 2\n")
+    git(repository, "commit", "--quiet", "-am", "second")
+    stamp(package)
+    shutil.copytree(package, tmp_path / "older" / "package", dirs_exist_ok=True)
+    copy = tmp_path / "older" / "package"
+    assert known(copy) == {"commit": git(repository, "rev-parse", "HEAD"), "changed": False}
+    (copy / "part" / "a.py").write_text("a = 3\n")
+    assert known(copy) == {"commit": older, "changed": True}
+
+
 def test_a_stamp_of_a_tree_that_was_not_clean_says_so(repository, tmp_path):
     (repository / "package" / "part" / "a.py").write_text("a = 2\n")
     stamp(repository / "package")

@@ -2,7 +2,8 @@
 
 Where there is a git repository, git says it. A copy without one (an installed package, a tree that was sent to another
 machine) has a stamp: `_commit.json`, written by `make stamp` before the code is copied, and by whatever builds a package. A
-stamp is believed as far as the sources are still those that it was made for.
+stamp is believed as far as the sources are still those that it was made for; then also against a repository that lacks the
+commit, because copied files lie over an older one, or that finds files changed which are no sources.
 
 Standard library only: `make stamp` and the build run this file by itself.
 """
@@ -24,11 +25,11 @@ STAMP = "_commit.json"
 def code_version(package: Path = PACKAGE) -> dict[str, Any] | None:
     """{"commit": …, "changed": whether the code is not exactly that commit's}; None if nobody knows."""
     found = _from_git(package)
-    if found is not None or not (package / STAMP).exists():
+    if (found is not None and not found["changed"]) or not (package / STAMP).exists():
         return found
     stamp = json.loads((package / STAMP).read_text(encoding="utf-8"))
     changed = stamp["changed"] or stamp["source_sha256"] != source_digest(package)
-    return {"commit": stamp["commit"], "changed": changed}
+    return found if changed and found is not None else {"commit": stamp["commit"], "changed": changed}
 
 
 def write_stamp(package: Path = PACKAGE) -> bool:
