@@ -44,7 +44,7 @@ for drops in (False, True):
     more = {**numbers, "": "*bf16", "log_sums": "*fp32", "borders": "*i32"}
     build(attention.attention_forward, 8 if drops else 4, {**shape, "block_q": 128 if drops else 64}, **more)
     build(attention.attention_backward, 8, {**shape, "block_q": 128}, **more)
-    norms = {norm.norm_forward: {"subtracts": True}, norm.norm_backward: {"each": norm.ROWS, "adds": True}}
+    norms = {norm.norm_forward: {"subtracts": True}, norm.norm_backward: {"each": norm.ROWS, "adds": True, "takes_away": True}}
     for kernel, constants in norms.items():
         floats = ("weight", "bias", "x_bias", "means", "inverse_deviations", "shares")
         shape = {"width": 768, "block": 1024, "has_residual": True, "has_bias": True, "drops": drops}

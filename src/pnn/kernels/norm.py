@@ -105,6 +105,7 @@ def norm_backward(
     means,
     inverse_deviations,
     passing,
+    taken,
     grad_x,
     grad_residual,
     shares,
@@ -119,6 +120,7 @@ def norm_backward(
     has_bias: tl.constexpr,
     drops: tl.constexpr,
     adds: tl.constexpr,
+    takes_away: tl.constexpr,
 ):
     columns = tl.arange(0, block)
     hashes = random.column_hash(columns)
@@ -148,6 +150,8 @@ def norm_backward(
         if has_residual:
             if adds:
                 dz += tl.load(passing + at, mask=real, other=0.0).to(tl.float32)
+            if takes_away:
+                dz -= tl.load(taken + at, mask=real, other=0.0).to(tl.float32)
             tl.store(grad_residual + at, dz.to(grad_residual.dtype.element_ty), mask=real)
     share = shares + tl.program_id(0).to(tl.int64) * 3 * width + columns
     tl.store(share, weight_share, mask=columns < width)
@@ -215,9 +219,10 @@ def backward(
     probability: float,
     seed: Tensor,
     passing: Tensor | None = None,
+    taken: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, of the residual (empty without one), and of weight, bias and x's bias, one a row. `passing` is what
-    reaches the residual by another way: it is added to its gradient."""
+    reaches the residual by another way and is added to its gradient, `taken` what reaches it where it is subtracted."""
     x, grad = x.contiguous(), grad.contiguous()
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
     grad_x = torch.empty_like(x)
@@ -233,6 +238,7 @@ def backward(
         means,
         inverse_deviations,
         x if passing is None else passing,
+        x if taken is None else taken,
         grad_x,
         grad_residual,
         shares,
@@ -242,6 +248,7 @@ def backward(
         rows,
         each=ROWS,
         adds=passing is not None,
+        takes_away=taken is not None,
         **_shape(x, x_bias, residual, probability),
     )
     return grad_x, grad_residual, shares.sum(0)

@@ -147,13 +147,13 @@ class _Step(torch.autograd.Function):
             grad_down_bias, delta_grads = sums[2], (sums[0], sums[1])
             if settings.rewrites:
                 grad_fed = grad_residual
-                grad = grad - grad_delta  # δ takes h away
         grad_inner, grad_up_bias = pointwise.gelu_backward(inner, up_bias, torch.mm(grad_raw, down), p, gelu_seed)
         # h is changed by the gate (grad passes on), normed with attention, and projected: three ways back, added on the way
         means, inverse_deviations = statistics[:2]
         grad_a = torch.mm(grad_inner, up) if grad_fed is None else torch.addmm(grad_fed, grad_inner, up, out=grad_fed)
+        taken = grad_delta if settings.rewrites else None  # δ takes h away
         grad_attended, grad_h, sums = norm.backward(
-            grad_a, attended, out_bias, here, norm_weight, means, inverse_deviations, p, norm_seed, passing=grad
+            grad_a, attended, out_bias, here, norm_weight, means, inverse_deviations, p, norm_seed, passing=grad, taken=taken
         )
         grad_context = torch.mm(grad_attended, out)
         seen = context
