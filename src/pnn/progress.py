@@ -63,7 +63,16 @@ class Bars:
             self._rich.update(self._tasks[label], completed=count, note=note)
         elif not self.quiet and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            say("   ".join(self._line(label) for label in self.totals))
+            say("   ".join(self._lines()))
+
+    def _lines(self) -> list[str]:
+        """Of several, those under way, and how many have ended or wait."""
+        if len(self.totals) == 1:
+            return [self._line(label) for label in self.totals]
+        ended = [label for label, total in self.totals.items() if self._state[label][0] == total]
+        waiting = [label for label in self.totals if self._state[label][0] == 0 and label not in ended]
+        counts = [f"{len(labels)} {word}" for labels, word in ((ended, "done"), (waiting, "waiting")) if labels]
+        return [self._line(label) for label in self.totals if label not in (*ended, *waiting)] + counts
 
     def _line(self, label: str) -> str:
         count, note = self._state[label]
