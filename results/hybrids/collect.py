@@ -1,0 +1,137 @@
+"""From a finished sweep to measured/SIZE.json, result.json, the figure and the tables of README.md.
+
+python results/hybrids/collect.py small SWEEP       # the folder that run.sh wrote; wikipedia: that of a GPU
+python results/hybrids/collect.py                   # what is in measured/
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pnn.differences import both_say
+from pnn.figures.style import png, save
+from pnn.figures.sweep import sweep as draw
+from pnn.files import write_between, write_json
+from pnn.numbers import estimate, short_count
+from pnn.runs import BY_SEQUENCE, check_commit, read_config, read_environment, read_json
+from pnn.schedule import order
+from pnn.stats import seeds_and_sequences, student
+
+HERE = Path(__file__).parent
+MEASURED = HERE / "measured"
+SIZES = {"small": "the quickstart's size, the harder embedded corpus", "wikipedia": "width 768, Wikipedia"}
+FIRST, ENDS = "looped", "both_ends"
+SUPPORTERS = (FIRST, "entering", "leaving")  # what both ends have to be better than
+
+
+def copy_in(size: str, sweep: Path) -> None:
+    """What the sweep wrote, each arm's schedule, and every pair that the rules ask about."""
+    result = read_json(sweep / "sweep.json")
+    runs = {arm["name"]: [sweep / arm["name"] / f"seed-{seed}" for seed in arm["seeds"]] for arm in result["arms"]}
+    for run in (run for of_arm in runs.values() for run in of_arm):
+        check_commit(run)
+    for arm in result["arms"]:
+        arm["schedule"] = schedule_of(runs[arm["name"]][0])
+    pairs = [(name, FIRST) for name in runs if name != FIRST] + [(ENDS, name) for name in SUPPORTERS[1:]]
+    result["pairs"] = [above(one, other, runs) for one, other in pairs if one in runs and other in runs]
+    result["hardware"] = read_environment(runs[FIRST][0])["hardware"]
+    MEASURED.mkdir(exist_ok=True)
+    write_json(MEASURED / f"{size}.json", {**result, "configs": [Path(config).name for config in result["configs"]]})
+
+
+def schedule_of(run: Path) -> list[int]:
+    model = read_config(run).model
+    steps = model.get("num_steps", len(model["schedule"]))
+    return order(model["schedule"], model.get("repeat"), steps)
+
+
+def above(one: str, other: str, runs: dict[str, list[Path]]) -> dict[str, Any]:
+    """How far the accuracy of one arm lies above another's, paired by seed and by sequence."""
+    shared = sorted({run.name for run in runs[one]} & {run.name for run in runs[other]})
+    first, second = (
+        [read_json(run / BY_SEQUENCE)["validation"] for run in runs[name] if run.name in shared] for name in (one, other)
+    )
+    gains = np.array([np.subtract(a["correct"], b["correct"]) for a, b in zip(first, second, strict=True)], dtype=np.float64)
+    targets = np.array(first[0]["targets"], dtype=np.float64)
+    drawn, by_seed = seeds_and_sequences(gains, targets), student((gains.sum(1) / targets.sum()).tolist())
+    return {
+        "arms": [one, other],
+        "seeds": len(shared),
+        "over_seeds_and_sequences": drawn.as_json(),
+        "over_seeds": by_seed.as_json(),
+        # of losses less is better, of accuracies more
+        "verdict": both_say(-drawn, -by_seed),
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = [
+        "| arm | schedule | parameters | accuracy, by seed | above `looped` (seeds, sequences) | over seeds | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    pairs = {pair["arms"][0]: pair for pair in result["pairs"] if pair["arms"][1] == FIRST}
+    for arm in result["arms"]:
+        found = arm["texts"]["validation"]
+        seeds = ", ".join(f"{100 * one:.1f}" for one in found["by_seed"])
+        cells = [f"`{arm['name']}`", " ".join(map(str, arm["schedule"])), short_count(arm["parameters"])]
+        cells += [f"**{100 * found['value']:.1f}** ({seeds})", *told(pairs.get(arm["name"]))]
+        lines.append("| " + " | ".join(cells) + " |")
+    others = [pair for pair in result["pairs"] if pair["arms"][1] != FIRST]
+    lines += ["", "| accuracy of | less that of | over seeds and sequences | over seeds | |", "|---|---|---|---|---|"]
+    lines += [f"| `{pair['arms'][0]}` | `{pair['arms'][1]}` | {' | '.join(told(pair))} |" for pair in others]
+    return "\n".join(lines)
+
+
+def told(pair: dict[str, Any] | None) -> list[str]:
+    if pair is None:
+        return ["", "", ""]
+    ends = (pair[over] for over in ("over_seeds_and_sequences", "over_seeds"))
+    return [*(estimate(one, 2, scale=100, plus=True) for one in ends), pair["verdict"]]
+
+
+def answer(result: dict[str, Any]) -> str:
+    """By rules 4 and 5."""
+    said = {tuple(pair["arms"]): pair["verdict"] for pair in result["pairs"]}
+    better = [one for (one, other), verdict in said.items() if other == FIRST and verdict == "better"]
+    ends = all(said.get((ENDS, other)) == "better" for other in SUPPORTERS)
+    beaten = (
+        f"better than `{FIRST}`: {', '.join(f'`{one}`' for one in better)}" if better else f"no arm is better than `{FIRST}`"
+    )
+    return f"{beaten}. Distinct weights belong at the ends: {'supported' if ends else 'not supported'}."
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        copy_in(sys.argv[1], Path(sys.argv[2]))
+    measured = {size: read_json(MEASURED / f"{size}.json") for size in SIZES if (MEASURED / f"{size}.json").exists()}
+    write_json(
+        HERE / "result.json",
+        {
+            "question": "Where should distinct weights stand in a schedule of refiners?",
+            "protocol": "README.md beside: eight schedules of rewriting refiners, one recipe, three seeds; differences in "
+            "masked-token accuracy on held-out text, paired by seed and sequence",
+            "seeds": {size: result["seeds"] for size, result in measured.items()},
+            "metrics": {
+                size: {
+                    "hardware": result["hardware"],
+                    "accuracy": {arm["name"]: arm["texts"]["validation"] for arm in result["arms"]},
+                    "pairs": result["pairs"],
+                }
+                for size, result in measured.items()
+            },
+            "answer": {size: answer(result) for size, result in measured.items()},
+            "command": "results/hybrids/run.sh seeds RUNS; python results/hybrids/collect.py SIZE RUNS/seeds",
+        },
+    )
+    for size, result in measured.items():
+        save(png(draw(result)), HERE / "figures" / f"{size}.png")
+        write_between(HERE / "README.md", size, table(result))
+        print(SIZES[size], table(result), answer(result), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
