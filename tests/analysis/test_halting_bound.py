@@ -15,7 +15,7 @@ from pnn.analysis.halting_bound import Groups, PlainTrials, Rows, Trials, Wanted
 from pnn.analysis.trace import Text
 from pnn.data.masking import SpecialTokens
 from pnn.models.base import arrange
-from pnn.nn.packing import Layout
+from pnn.nn import live
 
 SOURCE, MASK, OTHER = 7, 4, 9
 COUNT, IS_SOURCE, IS_MASK, ANSWER = range(4)
@@ -66,10 +66,14 @@ def test_a_wrong_answer_need_not_stay_the_same_wrong_answer():
     assert oracle(rows, right_only=True).tolist() == [[1, 1, 1, 1, 1]]
 
 
-@pytest.fixture(scope="module", params=["pnn_equations", "pnn_published", "pnn_schedule"])
+@pytest.fixture(scope="module", params=["pnn_equations", "pnn_published", "pnn_schedule", "pnn_schedule as in models/pnn-base"])
 def some_rows(request):
-    config = build(request.param).config
-    model = shake(pnn.PNNForMaskedLM(type(config).from_dict(config.to_dict() | {"max_position_embeddings": 32})))
+    name, *in_the_box = request.param.split(" as in ")
+    config = build(name).config
+    more = (
+        {"update": "rewrite", "positions": "rotary", "tie_word_embeddings": True, "head_transform": True} if in_the_box else {}
+    )
+    model = shake(pnn.PNNForMaskedLM(type(config).from_dict(config.to_dict() | {"max_position_embeddings": 32} | more)))
     text = Text(Lines(12), np.arange(12), SpecialTokens(MASK, 40, (0, 1, 2, 3, 4)), 0.3, 0, 150)
     return [Rows.of(model, batch) for batch in text.batches()]
 
@@ -92,8 +96,9 @@ def test_a_loop_over_single_tokens_gives_the_same_states(some_rows):
     encoder = rows.model.encoder
     for row, length in enumerate(rows.keep.sum(1).tolist()):
         h = rows.start[row : row + 1, :length]
+        _, layout = arrange(h, None, None, None, encoder.config)
         for step in range(4):
-            refined = encoder.refiners[encoder.config.schedule[step]].refine(h, Layout()).delta
+            refined = encoder.refiners[encoder.config.schedule[step]].refine(h, layout).delta
             h = torch.stack([h[0, i] + refined[0, i] * (step < taken[row, i]) for i in range(length)])[None]
         assert torch.allclose(found[row, :length], h[0], atol=1e-5)
 
@@ -207,9 +212,11 @@ def some_trials(rows, step, right_only=False, seed=0):
     return [kind(rows, Wanted(final, stays), h, step) for kind in (Trials, PlainTrials)], taken, chosen
 
 
+@pytest.mark.parametrize("exact", [True, False], ids=["exact sizes", "sizes of a GPU"])
 @pytest.mark.parametrize("step", [0, 2])
 @torch.no_grad()
-def test_a_trial_gives_the_states_of_a_whole_pass(some_rows, step):
+def test_a_trial_gives_the_states_of_a_whole_pass(some_rows, step, exact, monkeypatch):
+    monkeypatch.setattr(live, "exact_sizes", lambda device: exact)
     for rows in some_rows:
         (fast, plain), taken, chosen = some_trials(rows, step)
         assert (taken == step).any()
