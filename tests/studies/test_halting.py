@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from planted import MASK, Lines
+from rich.console import Console
 from small_models import SMALL
 from torch import nn
 
 import pnn
+from pnn import progress
 from pnn.analysis.subject import Subject
 from pnn.analysis.trace import Text
 from pnn.data.masking import SpecialTokens
@@ -106,6 +108,17 @@ def test_with_several_refiners_only_the_bound_is_told():
     assert set(result["findings"]) <= {"bound_beats_the_dial", "two_dials_beat_one"}
     assert "random" not in result
     assert figure_of("halting")(result).axes
+
+
+def test_it_shows_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr(progress, "console", Console(stderr=True, width=200))
+    result = perform("halting", subject([24], count=6))
+    lines = capsys.readouterr().err.splitlines()
+    # one decision for each token wherever it may halt: after steps 1, 2 and 3, or from the start
+    three, four = 3 * result["tokens"], 4 * result["tokens"]
+    assert lines[-1] == f"bound {three}/{three}   from_the_start {four}/{four}   right_answers {three}/{three}"
+    assert len(lines) > 10
 
 
 def test_its_figure_names_every_condition(one_source):

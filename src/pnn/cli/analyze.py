@@ -38,9 +38,13 @@ def analyze(
 
     Example: pnn analyze optimisation runs/quickstart/pnn
 
-    What could stopping each token when it is done save, compared with fewer steps for everyone?
+    What could stopping each token when it is done save, compared with fewer steps for everyone? An oracle reads each of at
+    most 500 sequences up to hundreds of times. That takes about half a minute for the quickstart's model. For one of 50M
+    parameters it is about half a minute for each sequence on a CPU core: ask for fewer.
 
     Example: pnn analyze halting runs/quickstart/pnn
+
+    Example: pnn analyze halting models/pnn-base --data my.txt --sequences 20
 
     Is it an iteration toward something: what do more steps do to predictions, and do states settle?
 

@@ -33,6 +33,7 @@ from pnn.evaluation.masked import embedded_corpus
 from pnn.models.base import MaskedLMBase
 from pnn.models.flops import halting_flops
 from pnn.models.registry import kind_of
+from pnn.progress import Bars
 from pnn.results import Finding
 from pnn.stats import bootstrap
 from pnn.studies.registry import Analysis
@@ -88,7 +89,7 @@ def run(subject: Subject) -> dict[str, Any]:
     text = replace(subject.text, sequences=subject.text.sequences[:SAMPLE])
     totals, model = Totals(len(text)), model.eval()
     batches = [rows for batch in text.batches() if len((rows := Rows.of(model, batch)).sequence)]
-    halted = {name: [oracle(rows, **how) for rows in batches] for name, how in ORACLES.items()}
+    halted = _oracles(model, batches)
     pools = {
         name: torch.cat([taken[_at(rows, name)].cpu() for rows, taken in zip(batches, halted["bound"], strict=True)])
         for name in ("targets", "context")
@@ -131,6 +132,26 @@ def run(subject: Subject) -> dict[str, Any]:
         result |= {"random": _described(totals, "random", steps), **_who_halts(totals, steps)}
         result["findings"] |= _findings(totals, steps)
     return result
+
+
+def _oracles(model: MaskedLMBase, batches: list[Rows]) -> dict[str, list[Tensor]]:
+    """What each of them finds. They take nearly all of the time, so they show how far they are: in decisions, one for each
+    token wherever it may halt."""
+    tokens = sum(int(rows.keep.sum()) for rows in batches)
+    decisions = {name: tokens * len(halts_after(model, how["earliest"])) for name, how in ORACLES.items()}
+    with Bars(decisions) as bars:
+
+        def find(name: str) -> list[Tensor]:
+            done = 0
+
+            def decided(more: int) -> None:
+                nonlocal done
+                done += more
+                bars.update(name, done)
+
+            return [oracle(rows, **ORACLES[name], decided=decided) for rows in batches]
+
+        return {name: find(name) for name in ORACLES}
 
 
 # Conditions: how far each comes, and what it costs ---------------------------------------------------------------------
