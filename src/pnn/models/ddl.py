@@ -161,11 +161,18 @@ class DDLBlock(nn.Module):
         self.mlp_residual = make_residual(config)
 
     def sublayers(self, context: Context, histories: Histories) -> tuple[Sublayer, Sublayer]:
-        attends, place = lambda c: self.attention(c, context), self.place(context)
-        first, second = (histories.buffer(f"{branch} {place}") for branch in ("attention", "mlp"))
+        def history(branch: str) -> Tensor | None:
+            return histories.buffer(lambda: f"{branch} {self.place(context)}")
+
         return (
-            Sublayer(self.compress, self.attention_norm, attends, self.attention_residual, first),
-            Sublayer(self.compress, self.mlp_norm, self.mlp, self.mlp_residual, second),
+            Sublayer(
+                self.compress,
+                self.attention_norm,
+                lambda c: self.attention(c, context),
+                self.attention_residual,
+                history("attention"),
+            ),
+            Sublayer(self.compress, self.mlp_norm, self.mlp, self.mlp_residual, history("mlp")),
         )
 
     def place(self, context: Context) -> int:
@@ -336,12 +343,12 @@ class DDLModel(DDLPreTrainedModel, DecoderBase):
         """What the blocks and the last norm give, where kernels compute it; else None. They know of what came before and of
         padding in steps on buffers only. To what only looks at its own token both are all the same."""
         looks_back = self._compresses_over_tokens and not (histories.cache is None and histories.keep is None)
-        if looks_back and histories.buffer("readout") is None:
+        if looks_back and histories.buffer(lambda: "readout") is None:
             return None
         if self.config.residual == "additive" or not all(untouched(block) for block in self.blocks):
             return None
         sublayers = [one for block, here in self.applied(context) for one in block.sublayers(here, histories)]
-        sublayers.append(Sublayer(self.readout, self.norm, history=histories.buffer("readout")))
+        sublayers.append(Sublayer(self.readout, self.norm, history=histories.buffer(lambda: "readout")))
         return delta_stream.run(state, sublayers, histories.keep) if delta_stream.takes(state, sublayers) else None
 
 

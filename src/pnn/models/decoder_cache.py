@@ -94,8 +94,8 @@ class Histories:
         """`cache`: anything with a DecoderCache's `swap_history` and `buffer`, or None."""
         self.cache, self.keep = cache, keep
 
-    def buffer(self, name: str) -> Tensor | None:
-        return None if self.cache is None else self.cache.buffer(name)
+    def buffer(self, name: Callable[[], str]) -> Tensor | None:
+        return None if self.cache is None else self.cache.buffer(name())
 
     def apply(self, module: nn.Module, x: Tensor, name: Callable[[], str]) -> Tensor:
         size = len(module.kernel) if isinstance(module, TokenCompressor | InputExpansion) else 1
