@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from pnn.nn.fast import padded
 from pnn.objectives import next_token_loss
 
 
@@ -52,18 +53,14 @@ def padded_vocabulary(model: PreTrainedModel) -> Iterator[None]:
         return
     # the head's own matrix is exchanged, not the head: `set_output_embeddings` ties what a model may hold apart (BERT's biases)
     weight, bias = head.weight, head.bias
-    head.weight, head.bias = _padded(weight), None if bias is None else _padded(bias)
+    with torch.no_grad():
+        head.weight, head.bias = (
+            None if rows is None else nn.Parameter(padded(rows, rows.dtype), requires_grad=False) for rows in (weight, bias)
+        )
     try:
         yield
     finally:
         head.weight, head.bias = weight, bias
-
-
-@torch.no_grad()
-def _padded(rows: Tensor) -> nn.Parameter:
-    """Made where the matrix is: a new Linear would first be filled with random numbers on the host."""
-    more = rows.new_zeros(-len(rows) % 128, *rows.shape[1:])
-    return nn.Parameter(torch.cat((rows, more)), requires_grad=False)
 
 
 @torch.no_grad()

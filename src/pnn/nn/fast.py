@@ -258,14 +258,17 @@ def read_out(head: nn.Module, h: Tensor) -> Tensor:
     if not (many and for_kernels(x) and plain(decoder, nn.Linear) and len(decoder.weight) % 8):
         logits: Tensor = decoder(x)
         return logits
-    vocabulary, width = decoder.weight.shape
-    matrix = x.new_empty(round_up(vocabulary, 128), width, dtype=computed_in(x))
-    matrix[:vocabulary].copy_(decoder.weight)
-    bias = None
-    if decoder.bias is not None:
-        bias = matrix.new_empty(len(matrix))
-        bias[:vocabulary].copy_(decoder.bias)
-    return F.linear(x.to(matrix.dtype), matrix, bias)[..., :vocabulary]
+    dtype = computed_in(x)
+    bias = None if decoder.bias is None else padded(decoder.bias, dtype)
+    return F.linear(x.to(dtype), padded(decoder.weight, dtype), bias)[..., : len(decoder.weight)]
+
+
+def padded(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy with zeros below, so many that products with it are as fast as they can be."""
+    out = rows.new_empty(round_up(len(rows), 128), *rows.shape[1:], dtype=dtype)
+    out[: len(rows)].copy_(rows)
+    out[len(rows) :].zero_()
+    return out
 
 
 # Attention ------------------------------------------------------------------------------------------------------------
