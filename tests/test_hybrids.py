@@ -33,6 +33,7 @@ def test_every_arm_is_a_model_with_the_steps_that_the_page_gives():
 
 def test_the_page_says_what_was_measured(collect):
     readme, result = (FOLDER / "README.md").read_text(), json.loads((FOLDER / "result.json").read_text())
+    assert set(result["answer"]) == {path.stem for path in (FOLDER / "measured").glob("*.json")} >= {"small"}
     for path in (FOLDER / "measured").glob("*.json"):
         measured = json.loads(path.read_text())
         assert collect.table(measured) in readme

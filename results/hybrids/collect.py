@@ -10,16 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pnn.differences import both_say
+from pnn.differences import arms_apart, both_say
 from pnn.figures.style import png, save
 from pnn.figures.sweep import sweep as draw
 from pnn.files import write_between, write_json
 from pnn.numbers import estimate, short_count
 from pnn.runs import BY_SEQUENCE, check_commit, read_config, read_environment, read_json
 from pnn.schedule import order
-from pnn.stats import seeds_and_sequences, student
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
@@ -51,16 +48,11 @@ def schedule_of(run: Path) -> list[int]:
 
 def above(one: str, other: str, runs: dict[str, list[Path]]) -> dict[str, Any]:
     """How far the accuracy of one arm lies above another's, paired by seed and by sequence."""
-    shared = sorted({run.name for run in runs[one]} & {run.name for run in runs[other]})
-    first, second = (
-        [read_json(run / BY_SEQUENCE)["validation"] for run in runs[name] if run.name in shared] for name in (one, other)
-    )
-    gains = np.array([np.subtract(a["correct"], b["correct"]) for a, b in zip(first, second, strict=True)], dtype=np.float64)
-    targets = np.array(first[0]["targets"], dtype=np.float64)
-    drawn, by_seed = seeds_and_sequences(gains, targets), student((gains.sum(1) / targets.sum()).tolist())
+    totals = [{run.name: read_json(run / BY_SEQUENCE)["validation"] for run in runs[name]} for name in (one, other)]
+    seeds, drawn, by_seed = arms_apart(*totals, "correct")
     return {
         "arms": [one, other],
-        "seeds": len(shared),
+        "seeds": len(seeds),
         "over_seeds_and_sequences": drawn.as_json(),
         "over_seeds": by_seed.as_json(),
         # of losses less is better, of accuracies more

@@ -105,12 +105,20 @@ def of_loss(run: str, against: str, difference: Estimate) -> str:
 # Between arms of several seeds ------------------------------------------------------------------------------------------
 
 
-def losses_apart(one: Mapping[str, SequenceTotals], other: Mapping[str, SequenceTotals]) -> dict[str, Any]:
-    """How far the loss of one arm lies above that of another, paired by seed, which is the key, and by window of text."""
+def arms_apart(
+    one: Mapping[str, SequenceTotals], other: Mapping[str, SequenceTotals], measure: Literal["correct", "loss"]
+) -> tuple[list[str], Estimate, Estimate]:
+    """How far one arm lies above another, paired by seed, which is the key, and by sequence: the seeds that both have, the
+    difference with an interval over seeds and sequences together, and with one over seeds."""
     seeds = sorted(one.keys() & other.keys())
-    gains = np.array([np.subtract(one[seed]["loss"], other[seed]["loss"]) for seed in seeds])
+    gains = np.array([np.subtract(one[seed][measure], other[seed][measure]) for seed in seeds], dtype=np.float64)
     trials = np.array(one[seeds[0]]["targets"], dtype=np.float64)
-    drawn, by_seed = seeds_and_sequences(gains, trials), student((gains.sum(1) / trials.sum()).tolist())
+    return seeds, seeds_and_sequences(gains, trials), student((gains.sum(1) / trials.sum()).tolist())
+
+
+def losses_apart(one: Mapping[str, SequenceTotals], other: Mapping[str, SequenceTotals]) -> dict[str, Any]:
+    """`arms_apart` of losses, where a sequence is a window of text."""
+    seeds, drawn, by_seed = arms_apart(one, other, "loss")
     return {
         "seeds": len(seeds),
         "over_seeds_and_windows": drawn.as_json(),
