@@ -1,6 +1,6 @@
 """What using a model takes, and training it, beside what others take: all ratios of one machine in one file.
 
-python benchmarks/use.py OUT TEXT BERT_TOKENIZER GPT2_TOKENIZER [latency generate heads inference train]
+python benchmarks/use.py OUT TEXT BERT_TOKENIZER GPT2_TOKENIZER [latency generate decoders heads inference train]
 
 TEXT: files with text, 'wikipedia/part-00.txt.xz'; tokenizers: folders or names. Five minutes on an H200 without `train`, which
 compiles decoders. Parts that were measured before stay in OUT; `parts` there says of which commit each is.
@@ -50,10 +50,8 @@ def parts_for(text: str, bert: str, gpt2: str) -> dict[str, list[Part]]:
             Part(["pnn_wikitext103"], "latency", ["transformers", "compiled", "onnx", "int8"]),
             Part([REWRITE], "latency", ["transformers", "onnx", "int8"]),
         ],
-        "generate": [
-            Part(["ddl_small_scalar"], "generate", ["transformers", "batches"], seconds=1.0),
-            Part(DECODERS, "generate", [], seconds=1.0),
-        ],
+        "generate": [Part(["ddl_small_scalar"], "generate", ["transformers", "batches"], seconds=1.0)],
+        "decoders": [Part(DECODERS, "generate", [], seconds=1.0)],
         "inference": [Part(["pnn_wikitext103", "bert_baseline"], "inference", ["naive", "transformers"], encoders)],
         "train": [
             Part(["pnn_wikitext103"], "train", ["naive"], [*encoders, *whole_update]),
@@ -74,12 +72,8 @@ def measure(parts: list[Part], result: dict[str, Any], out: Path) -> None:
             if found.get(key):
                 result[key] = found[key]
         result["ratios"] |= found["ratios"]
-    if parts[0].what == "generate":  # between configs of two parts
-        from pnn.bench import generation
-
-        result["ratios"] |= generation.ratios(rows)
-    what = parts[0].what
-    result["rows"] = [row for row in result["rows"] if row["what"] != what] + rows
+    measured = {(row["what"], row["config"]) for row in rows}
+    result["rows"] = [row for row in result["rows"] if (row["what"], row["config"]) not in measured] + rows
     write_json(out, result)
 
 
@@ -100,7 +94,7 @@ def main() -> None:
     if out.exists():
         result = json.loads(out.read_text())
     result |= {**machine(), "date": datetime.date.today().isoformat()}
-    for name in chosen or ["latency", "generate", "heads", "inference"]:
+    for name in chosen or ["latency", "generate", "decoders", "heads", "inference"]:
         result["parts"][name] = result["git"]["commit"]
         measure_heads(result, out) if name == "heads" else measure(parts[name], result, out)
     for name, value in result["ratios"].items():

@@ -37,6 +37,7 @@ EPOCH = 78.7e6  # tokens
 AROUND = 0.5  # minutes of a training beside its updates, if another computes while it starts and evaluates
 RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("5e-4",), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
 SEEDS = {"pnn_rewrite": 5, "bert12": 3, "bert4": 5, "pnn_gateless": 3, "pnn_paper": 1}
+GRACE = 20.0  # seconds that a process has to end when the time is up
 LARGEST = 4 << 20  # bytes of a file that goes home
 
 
@@ -78,10 +79,8 @@ def items() -> Iterator[Item]:
         leaves, kept = f"better_than_bert/{model}-superglue/results.json", f"downstream/measured/{model}-superglue/results.json"
         weights = "." if model == "pnn_rewrite" else f"better_than_bert/b/{model}/seed-0/evaluation.json"
         yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
-    halting = f"bash {HERE}/halting/real_text/run.sh gpu {{data}}/tokens {{data}}/wikitext {{runs}}/halting"
-    kept, needs = "halting/real_text/result.json", ("tokens", "wikitext")
-    yield Item("halting", 12.0, halting, "halting/home.tar.gz", kept, needs, alone=True)
-    for part, minutes in (("generate", 3.5), ("train", 2.5)):
+    yield from halting()
+    for part, minutes in (("decoders", 2.0), ("train", 2.5)):
         read = "{data}/text/part-00.txt.xz {data}/bert {data}/gpt2"
         command = f"{sys.executable} {ROOT}/benchmarks/use.py {{runs}}/use-{part}.json {read} {part}"
         kept, needs = f"../benchmarks/results/use-{part}-nvidia-h200.json", ("text", "bert", "gpt2")
@@ -102,22 +101,50 @@ def items() -> Iterator[Item]:
     yield Item("a look at hybrids", 13.0, hybrids, "hybrids/look/sweep.json", "hybrids/measured/look/sweep.json", ("tokens",))
 
 
+def halting() -> Iterator[Item]:
+    """Of two models: the paper's PNN of (a), and another that is trained for this."""
+    here, texts = HERE / "halting" / "real_text", ("tokens", "wikitext")
+    own = "halting/trained/pnn_rewrite_one/seed-0"
+    kept = "halting/real_text/measured/{}/{}".format
+    command = train(here / "pnn_rewrite_one.yaml", own, {"training.epochs": 3})
+    yield Item("halting, training", 3.5, command, f"{own}/evaluation.json", kept("pnn_rewrite_one", "evaluation.json"), texts)
+    for model, run in (("pnn_rewrite_one", own), ("pnn_paper", "better_than_bert/a/pnn_paper/seed-0")):
+        home, trained = f"halting/home/{model}", f"{run}/evaluation.json"
+        for part, minutes, file, after in (
+            ("ways", 2.0, "ways.json", trained),
+            ("speed", 1.5, "speed-nvidia-h200.json", f"{home}/ways.json"),
+        ):
+            command = f"{sys.executable} {here}/measure.py {part} {{runs}}/{run} {{runs}}/{home}"
+            about = (f"{home}/{file}", kept(model, file), texts, after, part == "speed")
+            yield Item(f"halting, {part}, {model}", minutes, command, *about)
+        oracle = f"{sys.executable} -m pnn analyze halting {{runs}}/{run} --data {{data}}/wikitext --batch-tokens 65536"
+        file = "analysis/halting.json"
+        about = (f"{home}/{file}", kept(model, file), texts, trained)
+        yield Item(f"halting, oracle, {model}", 2.0, f"{oracle} --output {{runs}}/{home}", *about)
+
+
 def training(stage: str, model: str, arm: str, seed: int, epochs: int, more: dict[str, str] | None = None) -> Item:
     """One run of the comparison with BERT."""
     rows = read_json(BERT / "measured" / "speeds.json")["rows"]
     speed = next(row for row in rows if (row["what"], row["config"]) == ("train", model))["tokens_per_second"]["median"]
-    settings = {f"training.{key}": value for key, value in {"epochs": epochs, "seed": seed, **(more or {})}.items()}
-    settings |= {"data.train": "{data}/tokens", "evaluation.sets.wikitext_tokens.source": "{data}/wikitext"}
+    settings: dict[str, object] = {
+        f"training.{key}": value for key, value in {"epochs": epochs, "seed": seed, **(more or {})}.items()
+    }
     folder = f"{arm}/seed-{seed}"
     return Item(
         f"{stage} {model}, seed {seed}" + "".join(f", {key} {value}" for key, value in (more or {}).items()),
         epochs * EPOCH / speed / 60 + AROUND,
-        f"{sys.executable} -m pnn train {BERT}/configs/{model}.yaml --output {{runs}}/better_than_bert/{folder} --resume "
-        + " ".join(f"--set {key}={value}" for key, value in settings.items()),
+        train(BERT / "configs" / f"{model}.yaml", f"better_than_bert/{folder}", settings),
         f"better_than_bert/{folder}/evaluation.json",
         f"better_than_bert/measured/{folder}/evaluation.json",
         ("tokens", "wikitext"),
     )
+
+
+def train(config: Path, folder: str, settings: dict[str, object]) -> str:
+    settings = settings | {"data.train": "{data}/tokens", "evaluation.sets.wikitext_tokens.source": "{data}/wikitext"}
+    sets = " ".join(f"--set {key}={value}" for key, value in settings.items())
+    return f"{sys.executable} -m pnn train {config} --output {{runs}}/{folder} --resume {sets}"
 
 
 def take_home(runs: Path) -> None:
@@ -166,6 +193,9 @@ def work(left: list[Item], runs: Path, data: Path, minutes: float, at_a_time: in
     finally:
         for process, item in running.items():
             process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a training ends at its next update, if it comes to one
+                process.wait(GRACE)
+            process.kill()
             process.wait()
             print(f"stopped: {item.name}", flush=True)
         take_home(runs)

@@ -61,8 +61,6 @@ def home(scripts, run, tmp_path_factory) -> Path:
     home = runs / "home" / "pnn_paper"
     scripts["measure"].measure_ways(run, home, seeds=3, batch_tokens=4096, fit_tokens=512, kept_tokens=1024)
     scripts["measure"].measure_speed(run, home, [256, 512], 512, seconds=0.0, threads=1)
-    for name in ("config.yaml", "environment.json", "evaluation.json"):
-        shutil.copy(run / name, home)
     return home
 
 

@@ -111,9 +111,11 @@ def test_the_script_gathers_parts_in_one_file(small, tiny_config, decoder, tmp_p
     scalar, additive = decoder("scalar", value_channels=1), decoder("additive", value_channels=1, residual="additive")
     for _ in range(2):  # a second time replaces the first
         use.measure([use.Part([str(tiny_config())], "latency", ["transformers"], seconds=0.02)], result, out)
-    use.measure([use.Part([name], "generate", [], seconds=0.02) for name in (scalar, additive)], result, out)
+    for names in ([scalar, additive], [additive]):  # what the second measures replaces its own rows alone
+        use.measure([use.Part(names, "generate", [], seconds=0.02)], result, out)
     written = json.loads(out.read_text())
     assert [row["what"] for row in written["rows"]] == ["latency"] * 2 + ["generate"] * 4
+    assert [row["config"] for row in written["rows"][2:]] == ["scalar"] * 2 + ["additive"] * 2
     assert {"pnn_latency_vs_transformers_bert", "ddl_scalar_generate_vs_additive_batch_3"} <= set(written["ratios"])
     assert written["matrix_rate"]["product"] == "64³ fp32"
 

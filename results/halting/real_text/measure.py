@@ -9,7 +9,8 @@ the change, by confidence, and by a learned unit, one for each seed and cost. Th
 that lose more than two points there are left out of the rest.
 
 HOME gets ways.json, by_sequence.json (what is lost against all steps in each sequence of WikiText), units.safetensors and
-sample.safetensors, from which `speed` needs nothing but the weights; and speed-<hardware>.json.
+sample.safetensors, from which `speed` needs nothing but the weights; speed-<hardware>.json; and the run's config.yaml,
+environment.json and evaluation.json.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
@@ -169,6 +171,8 @@ def measure_ways(run: Path, home: Path, seeds: int, batch_tokens: int, fit_token
         name: {"source": one, "sequences": len(whole_of(part)), "targets": int(targets_of(part).sum())}
         for name, one, part in (("tail", config.data.validation, tail), (TEXT, other.manifest["name"], every))
     }
+    for name in ("config.yaml", "environment.json", "evaluation.json"):  # of the run: what was trained, and how
+        shutil.copy(run / name, home)
     known = {"parameters": sum(p.numel() for p in model.parameters()), "texts": texts, "mask_draws": evaluation.mask_draws}
     write_json(home / "ways.json", {"run": config.name} | known | {"units": fits, "ways": described} | machine())
 

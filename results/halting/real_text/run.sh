@@ -25,8 +25,6 @@ measure() {
   # shellcheck disable=SC2086
   for model in "${models[@]}"; do
     run=$runs/trained/$model/seed-0 home=$runs/home/$model
-    mkdir -p "$home"
-    cp "$run"/{config.yaml,environment.json,evaluation.json} "$home"
     [ -e "$home/ways.json" ] || python3 "$here/measure.py" ways "$run" "$home" ${WAYS:-}
     compgen -G "$home/speed-nvidia*.json" > /dev/null || python3 "$here/measure.py" speed "$run" "$home" ${SPEED:-}
     together "$runs"
