@@ -8,7 +8,7 @@ For a GPU that is lent for half an hour. An item starts only if it will end in t
 
     tokens/, wikitext/       token shards of Wikipedia and of WikiText-103 valid (better_than_bert/README.md)
     glue/, superglue/        the official files
-    text/part-0*.txt.xz      Wikipedia as text; bert/, gpt2/: tokenizers; SmolLM2-135M/: a model
+    text/part-04.txt.xz      Wikipedia as text; SmolLM2-135M/: a model
 
 After each item RUNS/home.tar.gz holds all files but weights. An item is done if what it leaves is in RUNS or was collected.
 Minutes of a training are tokens over the measured speed; the others are estimates. Not listed, because they are sweeps of more
@@ -31,7 +31,6 @@ from pathlib import Path
 from pnn.runs import read_json
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 BERT = HERE / "better_than_bert"
 EPOCH = 78.7e6  # tokens
 AROUND = 0.5  # minutes of a training beside its updates, if another computes while it starts and evaluates
@@ -80,11 +79,6 @@ def items() -> Iterator[Item]:
         weights = "." if model == "pnn_rewrite" else f"better_than_bert/b/{model}/seed-0/evaluation.json"
         yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
     yield from halting()
-    for part, minutes in (("decoders", 2.0), ("train", 2.5)):
-        read = "{data}/text/part-00.txt.xz {data}/bert {data}/gpt2"
-        command = f"{sys.executable} {ROOT}/benchmarks/use.py {{runs}}/use-{part}.json {read} {part}"
-        kept, needs = f"../benchmarks/results/use-{part}-nvidia-h200.json", ("text", "bert", "gpt2")
-        yield Item(f"speed of use, {part}", minutes, command, f"use-{part}.json", kept, needs, alone=True)
     shrink = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
     for seed in range(3):
         for arm, shares in (("control", ""), ("less-20-logits", "0.2")):
