@@ -63,6 +63,14 @@ def test_one_command_makes_a_smaller_model(pnn_command, saved):
     code, again, err = pnn_command(*words, "--resume")
     assert code == 0, err
     assert again == out
+    # a kill may have come before the work was removed
+    Path("small.unfinished").mkdir()
+    pnn_command(*words, "--resume")
+    assert not Path("small.unfinished").exists()
+    # and what is there is not passed off as something else
+    code, _, err = pnn_command(*(("-40%" if word == "-20%" else word) for word in words), "--resume")
+    assert code == 2
+    assert "cannot resume small: fewer was 0.2 and is now 0.4" in " ".join(err.split())
     # what came out can be exported and shrunk again
     code, _, err = pnn_command("export", "small", "--output", "exported")
     assert code == 0, err
@@ -153,6 +161,7 @@ def test_a_score_of_matrices_chooses_within_them(model_of, text, tmp_path):
         (("--parameters", "20%"), "say how many fewer, in per cent, such as -20%"),
         (("--parameters", "-0%"), "more than 0 and less than 100 %"),
         (("--speed", 0.9), "expected more than 1"),
+        (("--speed", 500, "--kinds", "neurons"), "--speed 500: without all the neurons that may go the model reads"),
         ((), "give either --parameters"),
         (("--parameters", "-20%", "--speed", 1.3), "or --speed (how fast)"),
         (("--parameters", "-20%", "--kinds", "channels"), "unknown kind of unit 'channel'"),

@@ -14,13 +14,13 @@ from pnn.data.shards import Progress
 from pnn.errors import UserError
 from pnn.export.card import model_card
 from pnn.export.loading import Exported
-from pnn.files import is_taken, new_folder, write_checksums, write_json, write_text
+from pnn.files import is_taken, new_folder, remove_folder, write_checksums, write_json, write_text
 from pnn.memory import out_of_memory_says
 from pnn.models.loading import save_tokenizer
-from pnn.plasticity.journal import check_free
+from pnn.plasticity.journal import check_free, check_same
 from pnn.plasticity.models import HISTORY
 from pnn.plasticity.run import history_with, open_model
-from pnn.plasticity.shrink import ShrinkSettings, check, shrink
+from pnn.plasticity.shrink import DEFAULTS, ShrinkSettings, check, shrink
 from pnn.plasticity.text import read_text
 from pnn.runs import read_json
 
@@ -41,10 +41,13 @@ def run_shrink(
     progress: Progress,
 ) -> dict[str, Any]:
     """What was measured, which summary.json in the new folder says too."""
+    work = output.with_name(f"{output.name}.unfinished")
     if resume and (output / SUMMARY).exists() and (output / "shrink.json").exists():
+        check_same(output, DEFAULTS | read_json(output / "shrink.json"), settings.as_json(), "shrink")
+        if work.exists():  # a kill came between the folder and this
+            remove_folder(work)
         return read_json(output / SUMMARY)
     check_free(output)
-    work = output.with_name(f"{output.name}.unfinished")
     if is_taken(work) and not resume:
         raise UserError(f"{work} holds unfinished work on {output}: continue it with --resume, or remove it")
     loaded = open_model(model)
@@ -64,7 +67,8 @@ def run_shrink(
 
     def less() -> str:
         instead = f"--batch-size {rows // 2}" if rows > 1 else f"--max-length {row // 2}"
-        return f"with updates of {rows} rows of {row:,} tokens: {instead} needs half"
+        alone = "" if settings.teacher == "none" else ", and --teacher none holds one model less"
+        return f"with updates of {rows} rows of {row:,} tokens: {instead} needs half{alone}"
 
     with out_of_memory_says(less):
         smaller, summary = shrink(
@@ -80,5 +84,5 @@ def run_shrink(
         write_checksums(partial)
         exported = Exported(output.name, partial, work, smaller, loaded.tokenizer)
         write_text(partial / "README.md", model_card(exported, bf16=False, remote_code=False, onnx_steps=None, licence=None))
-    shutil.rmtree(work)
+    remove_folder(work)
     return summary

@@ -16,7 +16,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError, did_you_mean
-from pnn.files import let_go
+from pnn.files import let_go, remove_folder
 from pnn.models.registry import kind_of
 from pnn.numbers import per_cent
 from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, NEURON, WIDTH, architecture_of
@@ -35,6 +35,7 @@ from pnn.plasticity.units import Unit, unit_map
 from pnn.progress import Bars, say
 
 PHASES = ("initial", "pruning", "learning")
+DEFAULTS: Record = {"repair": False, "teacher": "none"}  # of shrink.json: what was done before there were these settings
 SHARING = "fisher"  # what says how many go of each matrix, unless another score that compares all is asked for
 COMPARABLE = tuple(method for method in UNIT_METHODS if method not in OF_MATRICES)
 
@@ -73,6 +74,9 @@ class ShrinkSettings:
         if self.teacher == "states" and WIDTH in self.kinds:
             raise UserError("--teacher states needs states of one width: use --teacher logits where width may go")
         self.as_cycle()  # says what is wrong with the rest
+
+    def as_json(self) -> Record:
+        return asdict(self) | {"kinds": list(self.kinds)}
 
     def as_cycle(self) -> CycleSettings:
         """What calibration and learning take."""
@@ -117,11 +121,10 @@ def shrink(
         "weights": fingerprint(original),
         "text": text.fingerprint(),
         "source": text.source,
-        **asdict(settings),
-        "kinds": list(settings.kinds),
+        **settings.as_json(),
     }
     try:
-        journal.start(asked, resume, {"repair": False, "teacher": "none"})
+        journal.start(asked, resume, DEFAULTS)
         now = original if journal.kept is None else journal.read_model().to(original.device)
 
         def tell(line: str) -> None:
@@ -137,7 +140,11 @@ def shrink(
                 journal.record("initial", **found, units=_counts(original, settings))
                 tell(f"{found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
             elif phase == "pruning":
-                gone = _choose(original, text, settings, length)
+                try:
+                    gone = _choose(original, text, settings, length)
+                except UserError:  # no choice is small or fast enough: there is nothing to go on with
+                    remove_folder(journal.folder)
+                    raise
                 smaller = prune(original, gone)
                 if settings.repair:
                     smaller = repair(smaller, original, calibration(text, plan, 1))
@@ -198,7 +205,7 @@ def _summary(
         "model": name,
         "data": text.source,
         "held_out": text.held_out_source,
-        "settings": asdict(settings) | {"kinds": list(settings.kinds)},
+        "settings": settings.as_json(),
         **measured,
         "fewer_parameters": 1 - measured["after"]["parameters"] / measured["before"]["parameters"],
         "reading": reading,

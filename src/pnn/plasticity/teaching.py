@@ -62,7 +62,7 @@ def check_room(model: PreTrainedModel, smallest: float) -> None:
         "a teacher beside the model that learns",
         str(model.device),
         besides=int(LEARNS * smallest * weights),
-        instead=lambda _: "take a smaller model, or learn without a teacher",
+        instead=lambda _: "take a smaller model, or learn without a teacher (--teacher none)",
     )
 
 
