@@ -68,9 +68,8 @@ def measure(parts: list[Part], result: dict[str, Any], out: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             found, _ = benchmark(runs, [part.what], part.against, Budget(seconds=part.seconds), Path(folder) / "part.json")
         rows += found["rows"]
-        for key in ("matrix_rate", "copy_rate"):
-            if found.get(key):
-                result[key] = found[key]
+        rates = {key: found[key] for key in ("matrix_rate", "copy_rate") if found.get(key)}
+        result["rates"][f"{part.what}: {', '.join(run.name for run in runs)}"] = rates  # of the machine that timed these
         result["ratios"] |= found["ratios"]
     measured = {(row["what"], row["config"]) for row in rows}
     result["rows"] = [row for row in result["rows"] if (row["what"], row["config"]) not in measured] + rows
@@ -90,7 +89,7 @@ def measure_heads(result: dict[str, Any], out: Path) -> None:
 def main() -> None:
     where, text, bert, gpt2, *chosen = sys.argv[1:]
     out, parts = Path(where), parts_for(text, bert, gpt2)
-    result: dict[str, Any] = {"rows": [], "ratios": {}, "parts": {}}
+    result: dict[str, Any] = {"rows": [], "ratios": {}, "rates": {}, "parts": {}}
     if out.exists():
         result = json.loads(out.read_text())
     result |= {**machine(), "date": datetime.date.today().isoformat()}

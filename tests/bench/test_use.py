@@ -107,7 +107,7 @@ def test_the_script_gathers_parts_in_one_file(small, tiny_config, decoder, tmp_p
     for part in every:  # what it will be asked for exists
         for name in part.configs:
             load_config(name, part.settings)
-    out, result = tmp_path / "out.json", {"rows": [], "ratios": {}}
+    out, result = tmp_path / "out.json", {"rows": [], "ratios": {}, "rates": {}}
     scalar, additive = decoder("scalar", value_channels=1), decoder("additive", value_channels=1, residual="additive")
     for _ in range(2):  # a second time replaces the first
         use.measure([use.Part([str(tiny_config())], "latency", ["transformers"], seconds=0.02)], result, out)
@@ -117,7 +117,8 @@ def test_the_script_gathers_parts_in_one_file(small, tiny_config, decoder, tmp_p
     assert [row["what"] for row in written["rows"]] == ["latency"] * 2 + ["generate"] * 4
     assert [row["config"] for row in written["rows"][2:]] == ["scalar"] * 2 + ["additive"] * 2
     assert {"pnn_latency_vs_transformers_bert", "ddl_scalar_generate_vs_additive_batch_3"} <= set(written["ratios"])
-    assert written["matrix_rate"]["product"] == "64³ fp32"
+    assert list(written["rates"]) == ["latency: tiny", "generate: scalar, additive", "generate: additive"]
+    assert {rates["matrix_rate"]["product"] for rates in written["rates"].values()} == {"64³ fp32"}
 
 
 @pytest.mark.slow

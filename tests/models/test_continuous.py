@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,6 +63,19 @@ def test_any_lengths_in_any_number_of_rows(lengths, rows, new_tokens):
 
 
 MODEL = build("token")
+
+
+def test_without_memory_to_record_steps_are_plain(monkeypatch):
+    def too_large(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(continuous, "may_record", lambda model: True)
+    monkeypatch.setattr(continuous, "Recording", too_large)
+    for name in ("device", "Stream", "graph_pool_handle"):  # this machine may have no GPU
+        monkeypatch.setattr(torch.cuda, name, lambda *_: contextlib.nullcontext())
+    given_ = prompts(3, 1, 7)
+    made = continue_all(MODEL, given_, 5, (), most_probable, rows=2)
+    assert made == [alone(MODEL, prompt, 5) for prompt in given_]
 
 
 def test_the_place_goes_round_the_buffers():

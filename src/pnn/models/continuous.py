@@ -18,6 +18,7 @@ Which texts have ended is asked every few steps: asking waits for the device. Wh
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -107,7 +108,7 @@ class Slots:
         self.steps = Steps(cache, self.tokens, self.rows)
         if may_record(self.model):
             steps = self.steps
-            with torch.cuda.device(self.next.device):
+            with torch.cuda.device(self.next.device), contextlib.suppress(RuntimeError):  # out of memory among them
                 stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
                 self.recording = Recording(lambda: steps.run(self.model), stream, pool)
 
