@@ -12,7 +12,7 @@ For a GPU that is lent for half an hour. An item starts only if it will end in t
 
 After each item RUNS/home.tar.gz holds all files but weights. An item is done if what it leaves is in RUNS or was collected.
 Minutes of a training are tokens over the measured speed; the others are estimates. Not listed, because they are sweeps of more
-than half an hour: causal_pnn, plastic_training, widths.
+than half an hour: causal_pnn, plastic_training, widths, and three seeds of the best hybrids.
 """
 
 from __future__ import annotations
@@ -79,20 +79,35 @@ def items() -> Iterator[Item]:
         weights = "." if model == "pnn_rewrite" else f"better_than_bert/b/{model}/seed-0/evaluation.json"
         yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
     yield from halting()
-    shrink = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
-    for seed in range(3):
-        for arm, shares in (("control", ""), ("less-20-logits", "0.2")):
-            yield Item(
-                f"shrink, {arm}, seed {seed}",
-                6.0,
-                f"{shrink} --shares {shares} --seeds {seed}",
-                f"shrink/measured/{arm}-{seed}.json",
-                f"shrink/measured/smollm2_135m/{arm}-{seed}.json",
-                ("SmolLM2-135M", "text"),
-                "." if (arm, seed) == ("control", 0) else "shrink/measured/adapted.json",  # which the first of them makes
-            )
+    step = f"{sys.executable} -m pnn bench pnn_1b --what train --against none --output {{runs}}/pnn_1b.json"
+    kept = "../benchmarks/results/pnn_1b-nvidia-h200.json"
+    yield Item(
+        "a step of pnn_1b", 2.0, f"{step} --set data.train={{data}}/tokens", "pnn_1b.json", kept, ("tokens",), alone=True
+    )
+    yield from shrink()
     hybrids = f"env TOKENS={{data}}/tokens bash {HERE}/hybrids/run.sh look {{runs}}/hybrids"
-    yield Item("a look at hybrids", 13.0, hybrids, "hybrids/look/sweep.json", "hybrids/measured/look/sweep.json", ("tokens",))
+    yield Item("a look at hybrids", 13.0, hybrids, "hybrids/look/sweep.json", "hybrids/measured/wikipedia.json", ("tokens",))
+
+
+def shrink() -> Iterator[Item]:
+    """Of SmolLM2: a fifth fewer parameters, then the curve, one seed, and learning without the teacher."""
+    command = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
+    command += " --kinds head neuron layer width"
+    arms = [("control", "--shares"), ("less-20-logits", "--shares 0.2")]
+    wanted = [(name, asked, seed) for seed in range(3) for name, asked in arms]
+    wanted += [(f"less-{share}-logits", f"--shares {share / 100:g}", 0) for share in (10, 30, 40, 50)]
+    wanted += [("less-20-none", "--shares 0.2 --teachers none", 0)]
+    for name, asked, seed in wanted:
+        file = f"{name}-{seed}.json"
+        yield Item(
+            f"shrink, {name}, seed {seed}",
+            6.0,
+            f"{command} {asked} --seeds {seed}",
+            f"shrink/measured/{file}",
+            f"shrink/measured/smollm2_135m/{file}",
+            ("SmolLM2-135M", "text"),
+            "." if (name, seed) == ("control", 0) else "shrink/measured/adapted.json",  # which the first of them makes
+        )
 
 
 def halting() -> Iterator[Item]:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.files import write_json
 from pnn.plasticity import save
+from pnn.plasticity.architectures import ALL_KINDS, KINDS
 from pnn.plasticity.measure import held_out_nats, size
 from pnn.plasticity.phases import learn_round
 from pnn.plasticity.run import open_model
@@ -51,6 +52,7 @@ class Study:
             return
         settings = ShrinkSettings(
             fewer=share,
+            kinds=tuple(self.asked.kinds),
             teacher=teacher,
             learn_steps=self.asked.updates,
             learning_rate=self.asked.rate,
@@ -121,6 +123,7 @@ def main() -> None:
     for name in ("model", "text", "runs"):
         parser.add_argument(name)
     parser.add_argument("--shares", type=float, nargs="*", default=[0.2], help="of all parameters that go; none: the control")
+    parser.add_argument("--kinds", nargs="+", choices=ALL_KINDS, default=KINDS, help="of units that may go")
     parser.add_argument("--teachers", nargs="+", default=["logits"], help="logits, states, none")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=1500)
