@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -237,6 +238,19 @@ def test_prompts_of_a_batch_do_not_see_each_others_padding(run):
 
     alone = [text for prompt in prompts for text in continued(prompt)]
     assert continued(*prompts) == continued(*prompts, at_once=2) == alone
+    # by transformers' own loop, which a generation_config that says more asks for
+    loaded.model.generation_config.repetition_penalty = 1.0 + 1e-9
+    asked = Mock(wraps=loaded.model.generate)
+    loaded.model.generate = asked
+    assert continued(*prompts) == alone
+    assert asked.call_count == 1
+
+
+def test_one_text_waits_for_the_device_only_now_and_then(run, monkeypatch):
+    loaded = load_decoder(run)
+    monkeypatch.setattr(type(loaded.model), "generate", Mock(side_effect=AssertionError("it asks at every token")))
+    (row,) = continue_texts(loaded, ["the fox of"], temperature=0, max_new_tokens=8)
+    assert row["continuation"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""Continue texts with a decoder: prompts in batches, padded on the left, through transformers' own `generate`; where there are
-more of them than a batch has, our decoders go on with the next prompt where one has ended (`models/continuous`)."""
+"""Continue texts with a decoder. Ours ask only every few tokens which texts have ended, and go on with the next prompt there
+(`models/continuous`). Others, and ours where generation_config.json asks for more, take prompts in batches, padded on the left,
+through transformers' own `generate`, which waits for the device at every token."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def continue_texts(
     if temperature > 0:
         settings |= {"temperature": temperature, "top_k": top_k or 0}
     torch.manual_seed(seed)
-    if len(ids) > batch_size and kind_of(model).ours and not _told_more(model):
+    if kind_of(model).ours and not _told_more(model):
         choose = sampled(temperature, top_k) if temperature > 0 else most_probable
         with torch.autocast(model.device.type, loaded.precision, enabled=loaded.precision != torch.float32):
             added = continue_all(model, ids, max_new_tokens, {end_of_text(tokenizer)}, choose, batch_size)
@@ -71,10 +72,11 @@ def continue_texts(
 
 
 def _told_more(model: PreTrainedModel) -> bool:
-    """Whether its generation_config.json says more than which tokens are special: `generate` knows how to follow that."""
+    """Whether its generation_config.json says more than which token is special: `generate` knows how to follow or refuse that."""
     known = {"transformers_version", "_from_model_config", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"}
-    told: Any = model.generation_config
-    return bool(told.to_diff_dict().keys() - known)
+    told: dict[str, Any] = model.generation_config.to_diff_dict()
+    said = {key: value for key, value in told.items() if value is not None and value is not False}
+    return any(key not in known or isinstance(value, list) for key, value in said.items())
 
 
 def _continuation(tokenizer: PreTrainedTokenizerFast, prompt: str, before: list[int], added: list[int]) -> str:
