@@ -14,11 +14,8 @@ its refiners: a head of one works at every step that uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from transformers import PreTrainedModel
 
-from pnn.errors import UserError
 from pnn.plasticity.architectures import HEAD, LAYER, architecture_of
 from pnn.plasticity.matrices import Stretch
 from pnn.plasticity.units import Unit, stretches_of, unit_map
@@ -45,24 +42,6 @@ def room_for_heads(model: PreTrainedModel) -> dict[int, int]:
 def heads(model: PreTrainedModel) -> list[Head]:
     """All heads that a model has, as (layer, index)."""
     return [(layer, index) for layer, row in enumerate(head_map(model)) for index in row]
-
-
-def check_present(model: PreTrainedModel, asked: Iterable[Head]) -> list[Head]:
-    """These heads, sorted; an error names the first that the model does not have."""
-    return sorted(_pairs(asked, set(heads(model)), "the model has no head {} in layer {}"))
-
-
-def _pairs(asked: Iterable[Head], allowed: set[Head], problem: str) -> set[Head]:
-    found = set()
-    for head in asked:
-        try:
-            layer, index = (int(number) for number in head)
-        except (TypeError, ValueError):
-            raise UserError(f"a head is a pair (layer, index), not {head!r}") from None
-        if (layer, index) not in allowed:
-            raise UserError(problem.format(index, layer))
-        found.add((layer, index))
-    return found
 
 
 def stretches(model: PreTrainedModel, head: Head) -> list[Stretch]:
