@@ -12,10 +12,11 @@ import torch
 import transformers as hf
 
 from pnn.files import write_json
+from pnn.plasticity.lora import low_rank
 from pnn.plasticity.units import masked, unit_map
 
 FOLDER = Path(__file__).parents[1] / "results" / "shrink" / "peers"
-SCRIPTS = ("recipes", "lora", "collect")
+SCRIPTS = ("recipes", "collect")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_adapters_are_merged_into_the_model(scripts, model, batches):
     pytest.importorskip("peft")
     small, ids = scripts["recipes"].llm_pruner(model, batches, 0.2), batches[0]["input_ids"]
     names = [name for name, _ in small.named_parameters()]
-    with scripts["lora"].low_rank(small), torch.no_grad():
+    with low_rank(small, 8), torch.no_grad():
         learnt = {name for name, parameter in small.named_parameters() if parameter.requires_grad}
         assert learnt
         assert all("lora" in name for name in learnt)

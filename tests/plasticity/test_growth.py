@@ -1,4 +1,4 @@
-"""Growing heads: where they go, and what they leave unchanged."""
+"""Growing heads and neurons: where they go, and what they leave unchanged."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from pnn.errors import UserError
-from pnn.plasticity import Scores, candidates, grow, growth, heads, propose, prune, score
+from pnn.plasticity import Scores, Unit, candidates, grow, growth, heads, load, propose, prune, save, score, unit_map
 from pnn.plasticity.growth import STRATEGIES, count_to_grow, pick
 from pnn.plasticity.heads import head_map, stretches
+from pnn.plasticity.units import stretches_of
 
 
 def first_new(model, layer=1):
@@ -77,6 +78,76 @@ def test_starts_come_from_their_seed(built):
     values = [next(iter(stretches(model, (0, 4)))).view() for model in (one, same, other)]
     assert torch.equal(values[0], values[1])
     assert not torch.equal(values[0], values[2])
+
+
+# Neurons --------------------------------------------------------------------------------------------------------------
+
+GONE = [Unit("neuron", 0, 5), Unit("neuron", 2, 0), Unit("neuron", 2, 1), Unit("head", 1, 1)]
+
+
+def places(model):
+    """A removed neuron, one beyond the original number, and a head."""
+    return [Unit("neuron", 0, 5), Unit("neuron", 1, len(unit_map(model, "neuron")[1])), Unit("head", 1, 1)]
+
+
+@pytest.mark.parametrize("init", ["zero", "clone"])
+def test_new_neurons_leave_the_logits_as_they_were(precise, logits, init):
+    pruned, new = prune(precise, GONE), places(precise)
+    grown = grow(pruned, new, init=init)
+    whole = unit_map(precise, "neuron")
+    assert unit_map(grown, "neuron") == [whole[0], [*whole[1], len(whole[1])], whole[2][2:]]
+    assert head_map(grown) == head_map(precise)
+    assert (logits(grown) - logits(pruned)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_what_new_neurons_write_is_read(model, logits, layer):
+    """So that neurons that leave the logits alone do so because they are silent, not because they are nowhere."""
+    count = len(unit_map(model, "neuron")[layer])
+    new = [Unit("neuron", layer, count + more) for more in range(8)]  # a ReLU may pass nothing of one on these tokens
+    grown = grow(model, new)
+    with torch.no_grad():
+        for owned in stretches_of(grown, new).values():
+            written = owned[-1].view()  # not the same in every feature, which a norm would take out again
+            written.copy_(torch.linspace(-1, 1, written.numel()).view_as(written))
+    assert (logits(grown) - logits(model)).abs().max() > 1e-3
+
+
+def test_a_neuron_that_writes_nothing_learns(model, texts):
+    new = places(model)[:2]
+    grown = grow(prune(model, GONE), new)
+    grown(**texts(model)[0]).loss.backward()
+    for owned in stretches_of(grown, new).values():
+        for one in owned:
+            slope = one.of(one.parameter.grad)
+            if one.role == "o":
+                assert not one.view().any()
+                assert slope.abs().max() > 0
+            else:
+                assert bool(one.view().any()) == (one.parameter.dim() > 1)
+                assert slope.abs().max() == 0  # nobody hears it yet
+
+
+def test_grown_neurons_survive_saving(model, logits, tmp_path):
+    grown = grow(prune(model, GONE), places(model), init="random")
+    save(grown, tmp_path / "model")
+    back = load(tmp_path / "model")
+    assert torch.equal(logits(back), logits(grown))
+    assert unit_map(back, "neuron") == unit_map(grown, "neuron")
+    assert type(back) is type(grown)
+    again = prune(back, places(model))
+    assert unit_map(again, "neuron") == unit_map(prune(model, GONE), "neuron")
+
+
+def test_a_small_random_start_of_a_neuron_changes_a_little(model, logits):
+    pruned = prune(model, GONE)
+    change = (logits(grow(pruned, GONE[:3], init="random")) - logits(pruned)).abs().max()
+    assert 1e-6 < change < 0.5
+
+
+def test_revived_neurons_are_those_that_went(precise, logits):
+    back = grow(prune(precise, GONE), GONE, init="revive", original=precise)
+    assert (logits(back) - logits(precise)).abs().max() < 1e-9
 
 
 # Where ----------------------------------------------------------------------------------------------------------------
@@ -194,6 +265,14 @@ def test_ties_go_to_the_layer_with_fewer_heads():
         ([(3, 0)], "up to 2 times"),
         ([(0, -1)], "up to 2 times"),
         ([None], "a pair"),
+        ([("neuron", 0, 1)], "no neuron 1 can grow in layer 0: it is there already"),
+        ([("neuron", 0, 256)], "up to 2 times their original neurons"),
+        ([("neuron", 3, 0)], "up to 2 times"),
+        ([("neuron", 0, -1)], "up to 2 times"),
+        ([("synapse", 0, 1)], "unknown kind of unit"),
+        ([("layer", 0, 0)], "only heads and neurons can grow: layers and dimensions of the width that are gone stay gone"),
+        ([("width", 0, 0)], "only heads and neurons can grow"),
+        ([(0, 4), ("layer", 7, 0)], "only heads and neurons can grow"),
     ],
 )
 def test_a_place_where_nothing_can_grow(built, asked, message):

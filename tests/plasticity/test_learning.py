@@ -1,4 +1,4 @@
-"""New heads come in slowly and learn fast: the factor's values, and updates m times as long."""
+"""New heads and neurons come in slowly and learn fast: the factor's values, and updates m times as long."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pnn.errors import UserError
-from pnn.plasticity import FasterUpdates, WarmUp, grow, heads, learning, prune, warm_up_factor
+from pnn.plasticity import FasterUpdates, Unit, WarmUp, grow, heads, learning, prune, warm_up_factor
 from pnn.plasticity.heads import head_map, stretches
 from pnn.plasticity.learning import learn
-from pnn.plasticity.units import gated
+from pnn.plasticity.units import gated, stretches_of, unit_map
 from pnn.training.recording import Recorder
 
 
@@ -73,6 +73,17 @@ def test_the_factor_multiplies_what_new_heads_hand_on(model, logits):
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+def test_the_factor_multiplies_what_new_neurons_hand_on(model, logits):
+    neurons, heads_of_layer = torch.ones(len(unit_map(model, "neuron")[2])), torch.ones(len(head_map(model)[0]))
+    neurons[[3, 7]] = heads_of_layer[1] = 0.505
+    with gated(model, {("neuron", 2): neurons, ("head", 0): heads_of_layer}):
+        expected = logits(model)
+    with WarmUp(model, [Unit("neuron", 2, 7), Unit("neuron", 2, 3), (0, 1)]) as warm_up:
+        warm_up.at(50)
+        assert torch.equal(logits(model), expected)
+    assert not torch.equal(logits(model), expected)
+
+
 def test_a_warm_up_can_last_no_time(built, logits):
     model = built("gpt2")
     with WarmUp(model, [(0, 1)], steps=0):
@@ -97,6 +108,20 @@ def test_the_first_step_of_a_new_head_is_m_times_as_long(model, texts, multiplie
         if head != new:
             for once, more in zip(moves(slow, grown, head), moves(fast, grown, head), strict=True):
                 assert torch.equal(once, more)
+
+
+def test_the_first_step_of_a_new_neuron_is_m_times_as_long(model, texts):
+    new, batch = Unit("neuron", 1, 2), texts(model)[0]
+    grown = grow(prune(model, [new]), [new], init="random")
+    slow, fast = (trained(grown, batch, [new], m, weight_decay=0.1) for m in (None, 4.0))
+    start = stretches_of(grown, [new])[new]
+    for old, once, more in zip(start, stretches_of(slow, [new])[new], stretches_of(fast, [new])[new], strict=True):
+        assert (more.view() - old.view() - 4 * (once.view() - old.view())).abs().max() < 1e-6
+        if old.role == "o":
+            assert (once.view() - old.view()).abs().max() > 0
+    beside = Unit("neuron", 1, 3)
+    for once, more in zip(stretches_of(slow, [beside])[beside], stretches_of(fast, [beside])[beside], strict=True):
+        assert torch.equal(once.view(), more.view())
 
 
 def test_learning_moves_new_heads_m_times_as_far(built, texts):
@@ -274,5 +299,7 @@ def test_what_cannot_be(built):
         FasterUpdates(optimizer, model, [(0, 0)], 2.0)
     with pytest.raises(UserError, match="no head 9"):
         WarmUp(model, [(0, 9)])
+    with pytest.raises(UserError, match="only heads and neurons can be new"):
+        WarmUp(model, [("layer", 0, 0)])
     with pytest.raises(UserError, match="0 or more"):
         WarmUp(model, [(0, 0)], steps=-1)

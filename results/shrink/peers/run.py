@@ -26,13 +26,13 @@ import torch
 from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).parent))
-from lora import low_rank
 from recipes import CLOSE, RECIPES, count
 
 from pnn.errors import UserError
 from pnn.files import write_json
 from pnn.models.plastic import CHANGES
 from pnn.plasticity.architectures import architecture_of
+from pnn.plasticity.lora import low_rank
 from pnn.plasticity.measure import flops_per_token, held_out_nats, speeds, writing_speeds
 from pnn.plasticity.models import Plastic
 from pnn.plasticity.phases import calibration, learn_round
@@ -44,6 +44,7 @@ from pnn.runs import read_json
 from pnn.training.tracking import environment
 
 UNPRUNED = "unpruned"
+RANK = 8  # of LLM-Pruner's LoRA, as published
 SAME_SHAPE = ("ours_unrepaired", "ours_surgeon")  # as ours: neither timed nor loaded again
 LESSONS = {"teacher": "logits", "text": "none", "lora": "none"}  # what each learns of the unpruned model
 
@@ -63,8 +64,7 @@ def loss_of(model: PreTrainedModel, text: Text) -> dict[str, Any]:
 def learnt(small: PreTrainedModel, original: PreTrainedModel, text: Text, plan: CycleSettings, lesson: str) -> dict[str, Any]:
     """Held-out losses behind; the model has learnt in place."""
     started = time.perf_counter()
-    torch.manual_seed(plan.seed)  # adapters begin at random
-    with low_rank(small) if lesson == "lora" else nullcontext():
+    with low_rank(small, RANK, plan.seed) if lesson == "lora" else nullcontext():
         losses = [loss for _, loss, _ in learn_round(small, [], text, plan, 1, original)]
     return {"seconds": round(time.perf_counter() - started, 1), "training_loss": losses[-1], **loss_of(small, text)}
 

@@ -30,6 +30,10 @@ def shrink(
     ] = "fisher",
     repair: Annotated[bool, typer.Option(help="Adjust the remaining weights to replace what was removed.")] = True,
     teacher: Annotated[str, typer.Option(help="What to learn from the original: logits, states (both) or none.")] = "logits",
+    lora: Annotated[
+        int | None,
+        typer.Option(metavar="RANK", help="Learn adapters of this rank, merged in the end. Default: all weights learn."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="New folder for the model. Default: runs/MODEL-small")] = None,
     validation: Annotated[str | None, typer.Option(help="Text to measure on. Default: the last tenth of --data")] = None,
     validation_rows: Annotated[int, typer.Option(help="Most rows to measure on.", min=2)] = 64,
@@ -62,6 +66,7 @@ def shrink(
         by=by,
         repair=repair,
         teacher=teacher,
+        lora=lora,
         learn_steps=learn_steps,
         learning_rate=learning_rate,
         batch_rows=batch_size,

@@ -39,8 +39,10 @@ class Changes:
         if self.shrunk is None:
             return "None after heads were pruned or grown."
         asked = self.shrunk["settings"]
+        rank = asked.get("lora")  # models shrunk by earlier versions do not say
+        how = "" if rank is None else f" by LoRA of rank {rank}, merged into the weights"
         return (
-            f"After pruning {asked['learn_steps']:,} updates of {asked['batch_rows']:,} rows, at a learning rate of "
+            f"After pruning {asked['learn_steps']:,} updates of {asked['batch_rows']:,} rows{how}, at a learning rate of "
             f"{asked['learning_rate']:g} at first; seed {asked['seed']}."
         )
 

@@ -1,5 +1,7 @@
 """The plasticity cycle: prune attention heads, measure, grow new ones, learn. A head is a pair (layer, index); every function
-returns a model and leaves its input as it was. Importing this registers reorganised models with transformers' Auto classes.
+returns a model and leaves its input as it was. `prune`, `masked`, `grow`, `WarmUp` and `FasterUpdates` take neurons too, as
+(kind, layer, index), and the first two whole layers and width. Importing this registers reorganised models with transformers'
+Auto classes.
 
     scores = score(model, batches, method="gradient")
     small = prune(model, choose(scores, 0.3))

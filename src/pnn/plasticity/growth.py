@@ -1,6 +1,7 @@
-"""Growing heads: where, and what they start as.
+"""Growing heads and neurons: where, and what they start as.
 
-Places are those of removed heads, and on request new ones beyond the original number. Which of them grow:
+A caller names the places of new neurons. Those of heads can be chosen: they are the places of removed heads, and on request new
+ones beyond the original number. Which of them grow:
 
     gradient      add every candidate on trial, at a hundredth of its output; ‖∇W_Q‖ + ‖∇W_K‖ + ‖∇W_V‖ of each, highest first
     entropy_gap   mean ln(keys in sight) − mean entropy of the layer's heads: layers that look at few places, highest first
@@ -13,14 +14,15 @@ counts as zero. The source's gap is ln S − H, which no causal head can reach: 
 over rows of ln(keys in sight) is what uniform attention has. Candidates of one layer differ in the gradient measure by their
 random start only: it says which layer would use a head.
 
-What a new head starts as (`init`):
+What a new head starts as (`init`); a neuron's rows of W_up (and W_gate) are started like W_Q, W_K, W_V, its column of W_down
+like W_O:
 
     zero      W_Q, W_K, W_V as spread out as the layer's, biases 0, W_O = 0: the model computes what it did, to the last bit
-              of rounding, and the head learns, because W_O's gradient is not zero
+              of rounding, and the unit learns, because W_O's gradient is not zero
     random    the same with W_O a tenth as spread out as the layer's: the model changes a little
     clone     queries, keys and values of its nearest neighbour, and both get half of the neighbour's W_O, with opposite small
               changes so that they part: the model computes what it did, to rounding
-    revive    the weights that the head had in the original model, W_O too: not a new head, the old one back
+    revive    the weights that the unit had in the original model, W_O too: not a new one, the old one back
 
 The source's own code sets all of W_O to 0.01, which adds the same number to every feature.
 """
@@ -36,16 +38,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
-from pnn.plasticity.architectures import HEAD
-from pnn.plasticity.heads import (
-    Head,
-    check_absent,
-    check_present,
-    head_map,
-    original_counts,
-    room_for_heads,
-    stretches,
-)
+from pnn.plasticity.architectures import HEAD, NEURON, architecture_of
+from pnn.plasticity.heads import Head, head_map, original_counts, room_for_heads, stretches
+from pnn.plasticity.matrices import Stretch
 from pnn.plasticity.scores import (
     Batch,
     Scores,
@@ -56,10 +51,10 @@ from pnn.plasticity.scores import (
     undisturbed,
 )
 from pnn.plasticity.surgery import reorganised
-from pnn.plasticity.units import gated
+from pnn.plasticity.units import Unit, UnitMap, check_places, check_units, gated, stretches_of, unit_map
 
 M = TypeVar("M", bound=PreTrainedModel)
-MOST = 2  # times the original number of heads: as many as a layer may have
+MOST = 2  # times the original number: as many heads or neurons as a layer may have
 SMALL = 0.1  # how spread out a small start is, compared with weights of its kind
 TRIAL = 0.01  # what a candidate's output is multiplied by while its gradient is taken
 
@@ -189,83 +184,100 @@ STRATEGIES: dict[str, Strategy] = {
 # What they start as ---------------------------------------------------------------------------------------------------
 
 
-def grow(model: M, heads: Iterable[Head], init: str = "zero", *, seed: int = 0, original: PreTrainedModel | None = None) -> M:
-    """A larger copy of the model, with new heads in these places: (layer, index) of removed heads, or indices beyond the
-    original number, up to twice as many. `original`: the model as it was, for heads that are revived."""
+def grow(model: M, units: Iterable[Any], init: str = "zero", *, seed: int = 0, original: PreTrainedModel | None = None) -> M:
+    """A larger copy of the model, with new heads and neurons in these places: (kind, layer, index) of units that were removed,
+    or indices beyond the original number, up to twice as many; a pair (layer, index) is a head. Layers and width do not grow.
+    `original`: the model as it was, for units that are revived."""
     if init not in INITS:
         raise UserError(f"unknown start of new heads {init!r}{did_you_mean(init, INITS)}")
-    new = check_absent(model, heads, MOST)
-    old_map = head_map(model)
-    new_map = [sorted({*row, *(i for at, i in new if at == layer)}) for layer, row in enumerate(old_map)]
-    grown = reorganised(model, {HEAD: new_map})
+    new = check_places(model, units, MOST)
+    grown = reorganised(model, {kind: _map_with(model, kind, new) for kind in (HEAD, NEURON)})
     with torch.no_grad():
         if init == REVIVE:
             _revive(grown, new, original)
         else:
-            STARTS[init](grown, new, old_map, torch.Generator().manual_seed(seed))
+            STARTS[init](grown, new, model, torch.Generator().manual_seed(seed))
     return grown
 
 
-def _start_at_zero(model: PreTrainedModel, new: list[Head], old_map: list[list[int]], generator: torch.Generator) -> None:
-    for head in new:
-        spread = _spread(model, head[0], old_map)
-        for one in stretches(model, head):
-            if one.role != "o" and one.parameter.dim() > 1:
-                _fill(one.view(), spread[one.role], generator)
+def _map_with(model: PreTrainedModel, kind: str, new: Sequence[Unit]) -> UnitMap:
+    rows = [set(row) for row in unit_map(model, kind)]
+    for unit in new:
+        if unit.kind == kind:
+            rows[unit.layer].add(unit.index)
+    return [sorted(row) for row in rows]
 
 
-def _start_small(model: PreTrainedModel, new: list[Head], old_map: list[list[int]], generator: torch.Generator) -> None:
-    _start_at_zero(model, new, old_map, generator)
-    for head in new:
-        spread = _spread(model, head[0], old_map)
-        for one in stretches(model, head):
+def start_inputs(owned: Iterable[Stretch], spread: Mapping[str, float], generator: torch.Generator) -> None:
+    """Fill what a new unit, now zero, reads by. Its biases and what it writes by stay zero, so that the model computes what
+    it did. Growth in training starts units here too."""
+    for one in owned:
+        if one.role != "o" and one.parameter.dim() > 1:
+            _fill(one.view(), spread[one.role], generator)
+
+
+def _start_at_zero(grown: PreTrainedModel, new: list[Unit], before: PreTrainedModel, generator: torch.Generator) -> None:
+    spreads = _spreads(before, new)
+    for unit, owned in stretches_of(grown, new).items():
+        start_inputs(owned, spreads[unit.kind, unit.layer], generator)
+
+
+def _start_small(grown: PreTrainedModel, new: list[Unit], before: PreTrainedModel, generator: torch.Generator) -> None:
+    _start_at_zero(grown, new, before, generator)
+    spreads = _spreads(before, new)
+    for unit, owned in stretches_of(grown, new).items():
+        for one in owned:
             if one.role == "o":
-                _fill(one.view(), SMALL * spread["o"], generator)
+                _fill(one.view(), SMALL * spreads[unit.kind, unit.layer]["o"], generator)
 
 
-def _start_as_clone(model: PreTrainedModel, new: list[Head], old_map: list[list[int]], generator: torch.Generator) -> None:
-    families: dict[Head, list[Head]] = {}
-    for layer, index in new:
-        if not old_map[layer]:
-            raise UserError(f"layer {layer} has no head to clone: start new ones there at zero")
-        parent = min(old_map[layer], key=lambda other: (abs(other - index), other))
-        families.setdefault((layer, parent), [(layer, parent)]).append((layer, index))
-    for parent_head, family in families.items():
-        originals = [(one, one.view().clone()) for one in stretches(model, parent_head)]
-        for head in family[1:]:
-            for mine, (_, value) in zip(stretches(model, head), originals, strict=True):
+def _start_as_clone(grown: PreTrainedModel, new: list[Unit], before: PreTrainedModel, generator: torch.Generator) -> None:
+    maps = {kind: unit_map(before, kind) for kind in (HEAD, NEURON)}
+    families: dict[Unit, list[Unit]] = {}
+    for unit in new:
+        kind, layer, index = unit
+        if not maps[kind][layer]:
+            raise UserError(f"layer {layer} has no {kind} to clone: start new ones there at zero")
+        parent = Unit(kind, layer, min(maps[kind][layer], key=lambda other: (abs(other - index), other)))
+        families.setdefault(parent, [parent]).append(unit)
+    of = stretches_of(grown, [unit for family in families.values() for unit in family])
+    for parent, family in families.items():
+        originals = [(one, one.view().clone()) for one in of[parent]]
+        for unit in family[1:]:
+            for mine, (_, value) in zip(of[unit], originals, strict=True):
                 mine.view().copy_(value)
-        shares = [one for head in family for one in stretches(model, head) if one.role == "o"]
+        shares = [one for unit in family for one in of[unit] if one.role == "o"]
         whole = next(value for one, value in originals if one.role == "o")
         changes = torch.stack([_fill(torch.empty_like(whole), SMALL * float(whole.std()), generator) for _ in shares])
         for one, change in zip(shares, changes - changes.mean(0), strict=True):  # the changes add up to nothing
             one.view().copy_(whole / len(shares) + change)
 
 
-Start = Callable[[PreTrainedModel, list[Head], list[list[int]], torch.Generator], None]
+Start = Callable[[PreTrainedModel, list[Unit], PreTrainedModel, torch.Generator], None]
 STARTS: dict[str, Start] = {"zero": _start_at_zero, "random": _start_small, "clone": _start_as_clone}
 REVIVE = "revive"
 INITS = (*STARTS, REVIVE)
 
 
-def _revive(model: PreTrainedModel, new: list[Head], original: PreTrainedModel | None) -> None:
+def _revive(grown: PreTrainedModel, new: list[Unit], original: PreTrainedModel | None) -> None:
     if original is None:
-        raise UserError("reviving heads needs the model that had them, which only a whole cycle has (original=…)")
-    for head in check_present(original, new):
-        for mine, old in zip(stretches(model, head), stretches(original, head), strict=True):
-            mine.view().copy_(old.view())
+        raise UserError("reviving units needs the model that had them, which only a whole cycle has (original=…)")
+    old = stretches_of(original, check_units(original, new))
+    for unit, owned in stretches_of(grown, new).items():
+        for mine, its in zip(owned, old[unit], strict=True):
+            mine.view().copy_(its.view())
 
 
 def _fill(target: Tensor, spread: float, generator: torch.Generator) -> Tensor:
     return target.copy_(spread * torch.randn(target.shape, generator=generator))
 
 
-def _spread(model: PreTrainedModel, layer: int, old_map: list[list[int]]) -> dict[str, float]:
-    """The standard deviation of each role's weights among the heads that were there, in the nearest layer that has any."""
-    near = min((at for at, row in enumerate(old_map) if row), key=lambda at: (abs(at - layer), at))
-    values: dict[str, list[Tensor]] = {}
-    for index in old_map[near]:
-        for one in stretches(model, (near, index)):
-            if one.parameter.dim() > 1:
-                values.setdefault(one.role, []).append(one.view().float().flatten())
-    return {role: float(torch.cat(parts).std()) for role, parts in values.items()}
+def _spreads(before: PreTrainedModel, new: Iterable[Unit]) -> dict[tuple[str, int], dict[str, float]]:
+    """For each kind and layer that grows: the standard deviation of each role's weights among the units that were there, in
+    the nearest layer that has any."""
+    architecture, found = architecture_of(before), {}
+    for kind, layer in {(unit.kind, unit.layer) for unit in new}:
+        near = min((at for at, row in enumerate(unit_map(before, kind)) if row), key=lambda at: (abs(at - layer), at))
+        parts = architecture.parts(kind, architecture.blocks(before)[near])
+        found[kind, layer] = {role: spread for part in parts for role, spread in part.spreads().items()}
+    return found

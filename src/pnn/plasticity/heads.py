@@ -14,14 +14,11 @@ its refiners: a head of one works at every step that uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from transformers import PreTrainedModel
 
-from pnn.errors import UserError
 from pnn.plasticity.architectures import HEAD, LAYER, architecture_of
 from pnn.plasticity.matrices import Stretch
-from pnn.plasticity.units import unit_map
+from pnn.plasticity.units import Unit, stretches_of, unit_map
 
 Head = tuple[int, int]
 
@@ -47,39 +44,7 @@ def heads(model: PreTrainedModel) -> list[Head]:
     return [(layer, index) for layer, row in enumerate(head_map(model)) for index in row]
 
 
-def check_present(model: PreTrainedModel, asked: Iterable[Head]) -> list[Head]:
-    """These heads, sorted; an error names the first that the model does not have."""
-    return sorted(_pairs(asked, set(heads(model)), "the model has no head {} in layer {}"))
-
-
-def check_absent(model: PreTrainedModel, asked: Iterable[Head], most: int) -> list[Head]:
-    """These places for new heads, sorted. `most`: times the original number of heads that a layer may have."""
-    present = set(heads(model))
-    room = {(layer, index) for layer, count in room_for_heads(model).items() for index in range(most * count)}
-    places = _pairs(
-        asked, room | present, f"no head {{}} can grow in layer {{}}: layers have up to {most} times their original heads"
-    )
-    taken = sorted(places & present)
-    if taken:
-        raise UserError(f"no head {taken[0][1]} can grow in layer {taken[0][0]}: it is there already")
-    return sorted(places)
-
-
-def _pairs(asked: Iterable[Head], allowed: set[Head], problem: str) -> set[Head]:
-    found = set()
-    for head in asked:
-        try:
-            layer, index = (int(number) for number in head)
-        except (TypeError, ValueError):
-            raise UserError(f"a head is a pair (layer, index), not {head!r}") from None
-        if (layer, index) not in allowed:
-            raise UserError(problem.format(index, layer))
-        found.add((layer, index))
-    return found
-
-
 def stretches(model: PreTrainedModel, head: Head) -> list[Stretch]:
     """What a head owns: its part of every weight and bias."""
-    architecture, (layer, index) = architecture_of(model), head
-    position = head_map(model)[layer].index(index)
-    return [one for part in architecture.parts(HEAD, architecture.blocks(model)[layer]) for one in part.stretches(position)]
+    unit = Unit(HEAD, *head)
+    return stretches_of(model, [unit])[unit]

@@ -42,6 +42,7 @@ from pnn.errors import UserError
 from pnn.models.plastic import PlasticConfig
 from pnn.plasticity.architectures import HEAD, NEURON, architecture_of
 from pnn.plasticity.budget import group_of
+from pnn.plasticity.growth import start_inputs
 from pnn.plasticity.matrices import Projection
 from pnn.plasticity.measure import training_flops_per_token
 from pnn.plasticity.models import as_plastic
@@ -208,8 +209,8 @@ def reorganise(
     states = [_carried(optimizer, part, positions, old) for part, positions, _, old in before]
     rearrange(model, {kind: new_map})
     for (part, positions), spread in zip(parts, spreads, strict=True):
-        if not part.is_output:
-            _start(part, positions, spread, generator)
+        for at in _new(positions):
+            start_inputs(part.stretches(at), spread, generator)
     successors = {}
     for (part, positions, name, old), state in zip(before, states, strict=True):
         successors[old] = (getattr(part, name), state)
@@ -237,10 +238,3 @@ def _carried(
         key: part.rearranged(value, positions, mean=key == "exp_avg_sq") if value.shape == parameter.shape else value
         for key, value in optimizer.state.get(parameter, {}).items()
     }
-
-
-def _start(part: Projection, positions: Sequence[int | None], spread: dict[str, float], generator: torch.Generator) -> None:
-    for at in _new(positions):
-        for one in part.stretches(at):
-            if one.parameter.dim() > 1:
-                one.view().copy_(spread[one.role] * torch.randn(one.view().shape, generator=generator))

@@ -1,4 +1,4 @@
-"""Learning after growth: new heads come in slowly and learn fast.
+"""Learning after growth: new heads, and new neurons likewise, come in slowly and learn fast.
 
 **Warm-up.** A new head's output is multiplied by
 
@@ -40,12 +40,11 @@ from pnn.models.recorded import Kept, keeps_everything
 from pnn.models.registry import kind_of
 from pnn.nn.fast import kernels_compute
 from pnn.nn.recording import room_to_record, where_weights_lie
-from pnn.plasticity.architectures import architecture_of
-from pnn.plasticity.heads import Head, check_present, head_map, stretches
+from pnn.plasticity.architectures import HEAD, NEURON, architecture_of
 from pnn.plasticity.measure import computing, precision_of
 from pnn.plasticity.scores import prepared
 from pnn.plasticity.teaching import Teacher
-from pnn.plasticity.units import gate_part
+from pnn.plasticity.units import Unit, check_units, gate_part, stretches_of, unit_map
 from pnn.training.optim import learning_rate, make_optimizer, step_down
 from pnn.training.recording import PASSES_BEFORE_RECORDING, Recorder
 
@@ -58,10 +57,17 @@ def warm_up_factor(step: int, steps: int = WARM_UP_STEPS, start: float = WARM_UP
     return 1.0 if step >= steps else start + (1 - start) * step / steps
 
 
-class WarmUp:
-    """New heads that come in slowly. Call `at(step)` before each update; at the end nothing is left of it in the model.
+def _new_units(model: PreTrainedModel, asked: Iterable[Any]) -> list[Unit]:
+    new = check_units(model, asked)
+    if any(unit.kind not in (HEAD, NEURON) for unit in new):
+        raise UserError("only heads and neurons can be new: layers and dimensions of the width do not grow")
+    return new
 
-        with WarmUp(model, new_heads) as warm_up:
+
+class WarmUp:
+    """New heads and neurons that come in slowly. Call `at(step)` before each update; at the end nothing of it is left.
+
+        with WarmUp(model, new) as warm_up:
             for step, batch in enumerate(batches):
                 warm_up.at(step)
                 ...
@@ -70,16 +76,18 @@ class WarmUp:
     resumes calls `at` with the step it resumes from.
     """
 
-    def __init__(self, model: PreTrainedModel, heads: Iterable[Head], steps: int = WARM_UP_STEPS):
+    def __init__(self, model: PreTrainedModel, units: Iterable[Any], steps: int = WARM_UP_STEPS):
         if steps < 0:
             raise UserError(f"a warm-up of {steps} updates: expected 0 or more")
         self.steps = steps
-        self._new = check_present(model, heads)
         self._model = model
-        self._layers = head_map(model)
-        self._gates: dict[int, Tensor] = {
-            layer: torch.ones(len(self._layers[layer]), device=model.device) for layer, _ in self._new
-        }
+        new = _new_units(model, units)
+        maps = {kind: unit_map(model, kind) for kind in {unit.kind for unit in new}}
+        self._gates, self._is_new = {}, {}
+        for kind, layer in dict.fromkeys((unit.kind, unit.layer) for unit in new):
+            here = {unit.index for unit in new if (unit.kind, unit.layer) == (kind, layer)}
+            self._is_new[kind, layer] = torch.tensor([index in here for index in maps[kind][layer]], device=model.device)
+            self._gates[kind, layer] = torch.ones(len(maps[kind][layer]), device=model.device)
         self._hooks: list[Any] = []
 
     def __enter__(self) -> WarmUp:
@@ -95,12 +103,14 @@ class WarmUp:
         if factor == 1.0:
             self.remove()
             return factor
-        for layer, index in self._new:
-            self._gates[layer][self._layers[layer].index(index)] = factor
+        for at, gate in self._gates.items():
+            gate.masked_fill_(self._is_new[at], factor)
         if not self._hooks:
             architecture = architecture_of(self._model)
-            attentions = architecture.attentions(self._model)
-            self._hooks = [gate_part(architecture.output(attentions[at]), gate) for at, gate in self._gates.items()]
+            blocks = architecture.blocks(self._model)
+            self._hooks = [
+                gate_part(architecture.parts(kind, blocks[layer])[-1], gate) for (kind, layer), gate in self._gates.items()
+            ]
         return factor
 
     def remove(self) -> None:
@@ -110,20 +120,20 @@ class WarmUp:
 
 
 class FasterUpdates:
-    """Makes every step of an optimiser move these heads `multiplier` times as far. `remove` ends it.
+    """Makes every step of an optimiser move these heads and neurons `multiplier` times as far. `remove` ends it.
 
     Works with any optimiser of torch (accelerate's wrapper holds one in `.optimizer`): it looks at what a step has done, not at
-    how. Only the heads' own numbers are copied.
+    how. Only their own numbers are copied.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: PreTrainedModel, heads: Iterable[Head], multiplier: float):
+    def __init__(self, optimizer: torch.optim.Optimizer, model: PreTrainedModel, units: Iterable[Any], multiplier: float):
         if not multiplier > 0:
             raise UserError(f"a learning rate multiplied by {multiplier}: expected a number above 0")
         self.multiplier = multiplier
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        owned = [one for head in check_present(model, heads) for one in stretches(model, head)]
+        owned = [one for its in stretches_of(model, _new_units(model, units)).values() for one in its]
         if any(one.parameter.requires_grad and id(one.parameter) not in trained for one in owned):
-            raise UserError("the optimiser does not train the new heads: make it after growing them")
+            raise UserError("the optimiser does not train the new units: make it after growing them")
         self._owned = [one for one in owned if id(one.parameter) in trained]
         self._before: list[Tensor] = []
         self._hooks = [
@@ -159,7 +169,7 @@ class Passes:
 
     @contextmanager
     def update(self, hooked: bool) -> Iterator[None]:
-        """Around all that is done for one update. `hooked`: whether new heads are still warming up."""
+        """Around all that is done for one update. `hooked`: whether new units are still warming up."""
         if self.may_record and (self.recorder is None or self.hooked != hooked):
             self.optimizer.zero_grad()  # what is there lies in the memory of the recording before
             self.recorder, self.hooked = Recorder(self._of_rows, self.model.parameters(), 1), hooked
@@ -218,7 +228,7 @@ def may_record(model: PreTrainedModel) -> bool:
 
 def learn(
     model: PreTrainedModel,
-    new: Iterable[Head],
+    new: Iterable[Any],
     batch_at: Callable[[int], dict[str, Tensor]],
     *,
     steps: int,
@@ -231,7 +241,7 @@ def learn(
     """Train the model in place; after each update gives how many are done and the loss of its batch. `batch_at` gives the
     batch of an update. `first`: updates of earlier rounds; batch and dropout of an update follow from (seed, its number), so
     that learning again gives the same bits. With a `teacher` the loss is the distance to its predictions."""
-    new = check_present(model, new)
+    new = _new_units(model, new)
     plan = TrainingConfig(learning_rate=peak_rate, min_learning_rate=peak_rate / 10, warmup_steps=0)
     optimizer = make_optimizer(model, plan)
     faster = FasterUpdates(optimizer, model, new, multiplier)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, NEURON, WIDTH, 
 from pnn.plasticity.budget import as_many, faster, fewer_parameters, most_fewer, named, so_many
 from pnn.plasticity.cycle import fingerprint
 from pnn.plasticity.journal import Journal, Record
+from pnn.plasticity.lora import check_rank, low_rank
 from pnn.plasticity.measure import speeds, writing_speeds
 from pnn.plasticity.phases import calibration, learn_round, measure
 from pnn.plasticity.repair import repair
@@ -35,7 +37,7 @@ from pnn.plasticity.units import Unit, unit_map
 from pnn.progress import Bars, say
 
 PHASES = ("initial", "pruning", "learning")
-DEFAULTS: Record = {"repair": False, "teacher": "none"}  # of shrink.json: what was done before there were these settings
+DEFAULTS: Record = {"repair": False, "teacher": "none", "lora": None}  # of shrink.json: what was done before there were these settings
 SHARING = "fisher"  # what says how many go of each matrix, unless another score that compares all is asked for
 COMPARABLE = tuple(method for method in UNIT_METHODS if method not in OF_MATRICES)
 
@@ -48,6 +50,9 @@ class ShrinkSettings:
     by: str = SHARING
     repair: bool = True  # in closed form, on the rows that units are scored on
     teacher: str = "logits"  # what is learnt of the unpruned model; none learns the text
+    lora: int | None = (
+        None  # the rank of adapters that learn alone and are merged in the end (`lora`); by default all weights do
+    )
     learn_steps: int = 200
     learning_rate: float = 3e-4
     batch_rows: int = 8
@@ -73,6 +78,8 @@ class ShrinkSettings:
             raise UserError(f"{self.by} compares units of one matrix, not {named(self.kinds)}: use {', '.join(COMPARABLE)}")
         if self.teacher == "states" and WIDTH in self.kinds:
             raise UserError("--teacher states needs states of one width: use --teacher logits where width may go")
+        if self.lora is not None:
+            check_rank(self.lora)
         self.as_cycle()  # says what is wrong with the rest
 
     def as_json(self) -> Record:
@@ -155,7 +162,8 @@ def shrink(
                 what = ", ".join(so_many(lost[kind], kind) for kind in ALL_KINDS if lost[kind])
                 tell(f"pruned {what}: {found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
             else:
-                with Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
+                adapters = nullcontext() if settings.lora is None else low_rank(now, settings.lora, settings.seed)
+                with adapters, Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
                     for step, loss, held in learn_round(now, [], text, plan, 1, original):
                         journal.record("training", step=step, train_loss=loss)
                         bars.update("learning", step, f"loss {loss:.3f}")

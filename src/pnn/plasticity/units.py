@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 from pnn.errors import UserError
 from pnn.nn.packing import only_at
 from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, LAYER, NEURON, WIDTH, Architecture, architecture_of
-from pnn.plasticity.matrices import Projection
+from pnn.plasticity.matrices import Projection, Stretch
 
 UnitMap = list[list[int]]  # of one kind: the indices of each layer, in ascending order
 Gates = dict[tuple[str, int], Tensor]  # by (kind, layer): a number for each unit
@@ -106,25 +106,56 @@ def units(model: PreTrainedModel, kinds: Sequence[str] = KINDS) -> list[Unit]:
 
 def check_units(model: PreTrainedModel, asked: Iterable[Any]) -> list[Unit]:
     """These units, sorted, each once; an error names the first that the model does not have. A pair is a head."""
-    present: dict[str, list[set[int]]] = {}
-    found = set()
-    for one in asked:
-        try:
-            kind, layer, index = (HEAD, *one) if len(one) == 2 else one
-            unit = Unit(kind, int(layer), int(index))
-            if not isinstance(kind, str):
-                raise TypeError
-        except (TypeError, ValueError):
-            raise UserError(f"a head is a pair (layer, index), any unit (kind, layer, index), not {one!r}") from None
-        if unit.kind not in ALL_KINDS:
-            raise UserError(f"unknown kind of unit {unit.kind!r}: expected one of {', '.join(ALL_KINDS)}")
-        if unit.kind not in present:
-            present[unit.kind] = [set(row) for row in unit_map(model, unit.kind)]
-        rows = present[unit.kind]
-        if not (0 <= unit.layer < len(rows) and unit.index in rows[unit.layer]):
+    found = {_unit(one) for one in asked}
+    present = {kind: set(units(model, [kind])) for kind in {unit.kind for unit in found}}
+    for unit in sorted(found):
+        if unit not in present[unit.kind]:
             raise UserError(f"the model has no {unit.kind} {unit.index} in layer {unit.layer}")
-        found.add(unit)
     return sorted(found)
+
+
+def check_places(model: PreTrainedModel, asked: Iterable[Any], most: int) -> list[Unit]:
+    """These places for new heads and neurons, sorted. `most`: times the original number that a layer may have of each."""
+    found = sorted({_unit(one) for one in asked})
+    if any(unit.kind not in (HEAD, NEURON) for unit in found):
+        raise UserError("only heads and neurons can grow: layers and dimensions of the width that are gone stay gone")
+    architecture, layers = architecture_of(model), unit_map(model, LAYER)
+    present = {kind: set(units(model, [kind])) for kind in {unit.kind for unit in found}}
+    for unit in found:
+        refused = f"no {unit.kind} {unit.index} can grow in layer {unit.layer}"
+        if unit in present[unit.kind]:
+            raise UserError(f"{refused}: it is there already")
+        room = range(most * architecture.original(unit.kind, model.config))
+        if not (0 <= unit.layer < len(layers) and layers[unit.layer] and unit.index in room):
+            raise UserError(f"{refused}: layers have up to {most} times their original {unit.kind}s")
+    return found
+
+
+def _unit(one: Any) -> Unit:
+    try:
+        kind, layer, index = (HEAD, *one) if len(one) == 2 else one
+        unit = Unit(kind, int(layer), int(index))
+        if not isinstance(kind, str):
+            raise TypeError
+    except (TypeError, ValueError):
+        raise UserError(f"a head is a pair (layer, index), any unit (kind, layer, index), not {one!r}") from None
+    if unit.kind not in ALL_KINDS:
+        raise UserError(f"unknown kind of unit {unit.kind!r}: expected one of {', '.join(ALL_KINDS)}")
+    return unit
+
+
+def stretches_of(model: PreTrainedModel, asked: Iterable[Unit]) -> dict[Unit, list[Stretch]]:
+    """What each of these heads and neurons owns: its part of every weight and bias."""
+    architecture = architecture_of(model)
+    blocks, places, found = architecture.blocks(model), {}, {}
+    for unit in asked:
+        if unit.kind not in places:  # once for all: a layer may have thousands of neurons
+            rows = unit_map(model, unit.kind)
+            places[unit.kind] = [{index: position for position, index in enumerate(row)} for row in rows]
+        position = places[unit.kind][unit.layer][unit.index]
+        parts = architecture.parts(unit.kind, blocks[unit.layer])
+        found[unit] = [one for part in parts for one in part.stretches(position)]
+    return found
 
 
 def parameters_of(model: PreTrainedModel, kind: str, layer: int) -> int:
