@@ -72,7 +72,7 @@ def continue_texts(
 
 
 def _told_more(model: PreTrainedModel) -> bool:
-    """Whether its generation_config.json says more than which token is special: `generate` knows how to follow or refuse that."""
+    """Whether its generation_config.json says more than which token is special: `generate` follows or refuses that."""
     known = {"transformers_version", "_from_model_config", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id"}
     told: dict[str, Any] = model.generation_config.to_diff_dict()
     said = {key: value for key, value in told.items() if value is not None and value is not False}

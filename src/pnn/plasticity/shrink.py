@@ -37,7 +37,7 @@ from pnn.plasticity.units import Unit, unit_map
 from pnn.progress import Bars, say
 
 PHASES = ("initial", "pruning", "learning")
-DEFAULTS: Record = {"repair": False, "teacher": "none", "lora": None}  # of shrink.json: what was done before there were these settings
+DEFAULTS: Record = {"repair": False, "teacher": "none", "lora": None}  # in folders older than these settings
 SHARING = "fisher"  # what says how many go of each matrix, unless another score that compares all is asked for
 COMPARABLE = tuple(method for method in UNIT_METHODS if method not in OF_MATRICES)
 
