@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from small_decoders import SMALL, build, every_decoder, tokens
+from small_decoders import CAUSAL_PNN, SMALL, build, every_decoder, tokens
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, pipeline
 
 from pnn.data.tokenizers import of_synthetic_language
@@ -55,11 +55,17 @@ def test_left_padding_changes_nothing(name):
         assert torch.allclose(logits[row, longest - prompt.shape[1] :], model(prompt).logits[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["token", "channel", "additive", "two rounds", "PNN", "PNN, rewrite"])
-def test_beams_and_samples_reorder_every_part_of_the_cache(name):
-    model, ids = build(name), tokens(2, 3)
+@pytest.mark.parametrize("name", ["token", "channel", "additive", "two rounds", *CAUSAL_PNN])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_beams_and_samples_reorder_every_part_of_the_cache(name, padding):
+    model, ids = build(name), tokens(2, 3 + padding)
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
     settings = {"max_new_tokens": 6, "do_sample": False, "num_beams": 3, "num_return_sequences": 2, "pad_token_id": 0}
-    assert torch.equal(model.generate(ids, **settings), model.generate(ids, use_cache=False, **settings))
+    text = model.generate(ids, attention_mask=mask, **settings)
+    assert torch.equal(text, model.generate(ids, attention_mask=mask, use_cache=False, **settings))
+    alone = model.generate(ids[:1, padding:], attention_mask=mask[:1, padding:], **settings)
+    assert torch.equal(text[:2, padding:], alone)
 
 
 @every_decoder
