@@ -29,7 +29,7 @@ def test_cached_decoding_is_the_full_forward(name, length):
         out = model(ids[:, at : at + 1], past_key_values=out.past_key_values)
         steps.append(out.logits)
     steps.append(model(ids[:, length + 3 :], past_key_values=out.past_key_values).logits)  # several tokens at once
-    assert (torch.cat(steps, 1) - full).abs().max() < 1e-4
+    assert (torch.cat(steps, 1) - full).abs().max() < 2e-5  # a token of the past moves logits of a causal PNN by 2e-4 and more
 
 
 @every_decoder
