@@ -75,6 +75,8 @@ def test_a_count_in_a_configs_comments_is_its_count(name):
     assert [int(number.replace(",", "")) for number in said] == [parameters(built(name))] * len(said)
 
 
+# Where the rates of a family were found
+BASES = {"pnn": "pnn_wikitext103", "pnn_causal": "pnn_causal_small", "ddl": "ddl_small", "gpt2": "gpt2_small"}
 # Every preset by size: parameters, and the width that its rate was found at
 PRESETS = {
     "pnn_100m": (104_762_688, 768),
@@ -83,6 +85,12 @@ PRESETS = {
     "ddl_small": (123_734_956, None),
     "ddl_medium": (353_873_236, None),
     "ddl_1b": (1_015_635_028, 768),
+    "pnn_causal_tiny": (58_433, None),
+    "pnn_causal_mini": (24_691_203, None),
+    "pnn_causal_small": (67_036_804, None),
+    "pnn_causal_100m": (101_948_548, 768),
+    "pnn_causal_350m": (360_635_530, 768),
+    "pnn_causal_1b": (1_009_525_906, 768),
     "gpt2_small": (124_439_808, None),
     "gpt2_medium": (354_823_168, 768),
     "gpt2_1b": (1_017_302_272, 768),
@@ -99,7 +107,7 @@ def test_a_preset_is_as_large_as_it_says(name):
     assert config.training.base_width == base
     assert f"{expected:,}" in shipped_configs()[name].read_text(encoding="utf-8")
     if base is not None:  # heads keep their size, and matrices begin as at the base
-        small = model_config(load_config({"pnn": "pnn_wikitext103", "ddl": "ddl_small"}.get(name[:3], "gpt2_small")).model)
+        small = model_config(load_config(BASES[name.rpartition("_")[0]]).model)
         width, heads = model.config.hidden_size, model.config.num_attention_heads
         assert width // heads == small.hidden_size // small.num_attention_heads
         if not name.startswith("ddl"):

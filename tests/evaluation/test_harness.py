@@ -122,12 +122,42 @@ def tiny_ddl(vocab_size: int) -> pnn.DDLForCausalLM:
     return pnn.DDLForCausalLM(config)
 
 
+def tiny_causal_pnn(vocab_size: int) -> pnn.PNNForCausalLM:
+    set_seed(0)
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "initializer_range": 0.5}
+    steps = {"update": "rewrite", "schedule": [0, 1, 2], "repeat": [1, 2], "num_steps": 4}
+    config = pnn.PNNCausalConfig(
+        vocab_size=vocab_size, max_position_embeddings=256, bos_token_id=0, eos_token_id=0, **shape, **steps
+    )
+    return pnn.PNNForCausalLM(config)
+
+
+OURS = {"ddl": tiny_ddl, "pnn_causal": tiny_causal_pnn}
+
+
 @pytest.fixture(scope="module")
-def ddl(tmp_path_factory, tokenizer) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "ddl"
-    tiny_ddl(len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def saved(tmp_path_factory, tokenizer):
+    """`saved("ddl")`: the folder of a decoder of ours, the same one each time."""
+    folders: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("models") / name
+            OURS[name](len(tokenizer)).save_pretrained(folders[name])
+            tokenizer.save_pretrained(folders[name])
+        return folders[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def ddl(saved) -> Path:
+    return saved("ddl")
+
+
+@pytest.fixture(scope="module", params=OURS)
+def ours(request, saved) -> Path:
+    return saved(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -208,16 +238,16 @@ def compare(result: dict, expected: dict[str, dict[str, float]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bf16", [False, True])  # autocast, as on a GPU
-def test_ddl_scores_the_same_through_pnn_and_lm_evals_command(pnn_command, ddl, files, through_lm_eval, monkeypatch, bf16):
+def test_ours_score_the_same_through_pnn_and_lm_evals_command(pnn_command, ours, files, through_lm_eval, monkeypatch, bf16):
     monkeypatch.setattr(harness, "_has_bf16", lambda device: bf16)
     options = ("--task", "all", "--shots", "1", "--task-files", files, "--limit", 6, "--json")
-    code, out, err = pnn_command("evaluate", ddl, *options)
+    code, out, err = pnn_command("evaluate", ours, *options)
     assert code == 0, err
     result = json.loads(out)["shots"]["1"]
     mixed = "mixed_precision_dtype=bfloat16," if bf16 else ""
     wanted = f"pretrained=CHECKPOINT,dtype=float32,max_length=256,{mixed}softmax_dtype=float32."
     assert result["protocol"].endswith(f"computes the same with --model_args {wanted}")
-    compare(result, through_lm_eval(ddl, 1, result["protocol"]))
+    compare(result, through_lm_eval(ours, 1, result["protocol"]))
 
 
 @pytest.mark.slow
@@ -238,7 +268,7 @@ def run(ddl, tmp_path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, run, ddl, files):
+def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, run, files):
     options = ("--task", "piqa,winogrande", "--task-files", files)
     code, out, err = pnn_command("evaluate", run, *options)
     assert code == 0, err
@@ -256,9 +286,14 @@ def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, run, ddl,
         assert piqa["accuracy"] == piqa["by_metric"]["acc_norm"]["accuracy"]
         errors = [row["standard_error"] for row in result["tasks"].values()]
         assert result["average"]["standard_error"] == pytest.approx(math.sqrt(sum(e * e for e in errors)) / 2)
-    code, out, _ = pnn_command("evaluate", ddl, *options, "--shots", "0", "--batch-tokens", 1, "--json")
-    one_by_one = json.loads(out)["shots"]["0"]
-    assert one_by_one["tasks"] == held["tasks"]["shots"]["0"]["tasks"]  # whatever the batch, padding has no part in it
+
+
+def test_whatever_the_batch_padding_has_no_part_in_it(pnn_command, ours, files):
+    options = ("--task", "piqa,winogrande", "--task-files", files, "--shots", "0", "--json")
+    together, one_by_one = (
+        json.loads(pnn_command("evaluate", ours, *options, *more)[1])["shots"]["0"] for more in ((), ("--batch-tokens", 1))
+    )
+    assert one_by_one["tasks"] == together["tasks"]
 
 
 def test_a_task_joins_those_that_were_measured_before(pnn_command, run, files):
@@ -286,8 +321,8 @@ def test_a_trial_on_a_few_documents_is_not_kept(pnn_command, run, files):
     assert (run / "evaluation.json").read_bytes() == before
 
 
-def test_a_single_document_has_no_standard_error_and_the_model_comes_back_as_it_was(ddl, files):
-    loaded = load_decoder(ddl)
+def test_a_single_document_has_no_standard_error_and_the_model_comes_back_as_it_was(ours, files):
+    loaded = load_decoder(ours)
     model, tokenizer = loaded.model, loaded.tokenizer
     model.train()
     result = evaluate_tasks(model, tokenizer, ["sciq"], 0, local=files, limit=1, device="cpu")
@@ -297,9 +332,9 @@ def test_a_single_document_has_no_standard_error_and_the_model_comes_back_as_it_
     assert model.config.use_cache
 
 
-def test_where_there_is_bf16_logits_are_computed_in_it_and_still_tell_answers_apart(ddl, files, monkeypatch):
+def test_where_there_is_bf16_logits_are_computed_in_it_and_still_tell_answers_apart(ours, files, monkeypatch):
     """On a CPU, which is told that it has it."""
-    loaded = load_decoder(ddl)
+    loaded = load_decoder(ours)
     model, tokenizer = loaded.model, loaded.tokenizer
     exact = evaluate_tasks(model, tokenizer, list(TASKS), 0, local=files, device="cpu")
     kinds = set()
@@ -319,7 +354,7 @@ def test_a_tokenizer_that_lm_evals_command_cannot_read(files):
     assert "--model_args" not in result["protocol"]
 
 
-def test_the_eight_tasks_as_published(pnn_command, ddl, tmp_path):
+def test_the_eight_tasks_as_published(pnn_command, ours, tmp_path):
     archive = DATA / "lm_eval_tasks.tar.xz"
     if not archive.exists():
         pytest.skip(f"no {archive}")
@@ -328,7 +363,7 @@ def test_the_eight_tasks_as_published(pnn_command, ddl, tmp_path):
     counts = {name: len(read_documents(files, name, 1)) for name in TASKS}
     assert list(counts.values()) == [1172, 2376, 10042, 500, 1838, 1000, 1954, 1267]
     options = ("--task", "all", "--task-files", files, "--limit", 4, "--json")
-    code, out, err = pnn_command("evaluate", ddl, *options)
+    code, out, err = pnn_command("evaluate", ours, *options)
     assert code == 0, err
     for result in json.loads(out)["shots"].values():
         assert set(result["tasks"]) == set(TASKS)

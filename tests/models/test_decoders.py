@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from small_decoders import SMALL, build, every_decoder, tokens
+from small_decoders import CAUSAL_PNN, SMALL, build, every_decoder, tokens
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, pipeline
 
 from pnn.data.tokenizers import of_synthetic_language
@@ -29,7 +29,7 @@ def test_cached_decoding_is_the_full_forward(name, length):
         out = model(ids[:, at : at + 1], past_key_values=out.past_key_values)
         steps.append(out.logits)
     steps.append(model(ids[:, length + 3 :], past_key_values=out.past_key_values).logits)  # several tokens at once
-    assert (torch.cat(steps, 1) - full).abs().max() < 1e-4
+    assert (torch.cat(steps, 1) - full).abs().max() < 2e-5  # a token of the past moves logits of a causal PNN by 2e-4 and more
 
 
 @every_decoder
@@ -55,11 +55,20 @@ def test_left_padding_changes_nothing(name):
         assert torch.allclose(logits[row, longest - prompt.shape[1] :], model(prompt).logits[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["token", "channel", "additive", "two rounds", "PNN", "PNN, rewrite"])
-def test_beams_and_samples_reorder_every_part_of_the_cache(name):
-    model, ids = build(name), tokens(2, 3)
+@pytest.mark.parametrize("name", ["token", "channel", "additive", "two rounds", *CAUSAL_PNN])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_beams_and_samples_reorder_every_part_of_the_cache(name, padding):
+    model, ids = build(name), tokens(2, 3 + padding)
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
     settings = {"max_new_tokens": 6, "do_sample": False, "num_beams": 3, "num_return_sequences": 2, "pad_token_id": 0}
-    assert torch.equal(model.generate(ids, **settings), model.generate(ids, use_cache=False, **settings))
+    settings |= {"return_dict_in_generate": True, "output_scores": True}  # some models write the same without what came before
+    cached, full = (model.generate(ids, attention_mask=mask, use_cache=cache, **settings) for cache in (True, False))
+    assert torch.equal(cached.sequences, full.sequences)
+    assert torch.allclose(cached.sequences_scores, full.sequences_scores, atol=1e-5)
+    alone = model.generate(ids[:1, padding:], attention_mask=mask[:1, padding:], **settings)
+    assert torch.equal(cached.sequences[:2, padding:], alone.sequences)
+    assert torch.allclose(cached.sequences_scores[:2], alone.sequences_scores, atol=1e-5)
 
 
 @every_decoder

@@ -44,6 +44,12 @@ BUILDERS = {
     "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**GROUPED)),
     "ddl": lambda: pnn.DDLForCausalLM(pnn.DDLConfig(**COMMON, num_hidden_layers=3)),
     "ddl token": lambda: pnn.DDLForCausalLM(pnn.DDLConfig(**COMMON, num_hidden_layers=3, compressor="token")),
+    "ddl two rounds": lambda: pnn.DDLForCausalLM(pnn.DDLConfig(**COMMON, num_hidden_layers=3, num_rounds=2)),
+    "pnn causal": lambda: pnn.PNNForCausalLM(pnn.PNNCausalConfig(**OWN, schedule=[0, 1, 2, 0])),
+    # its middle refiner three times: 0 1 1 1 2
+    "pnn causal repeat": lambda: pnn.PNNForCausalLM(
+        pnn.PNNCausalConfig(**OWN, update="rewrite", ffn="geglu", schedule=[0, 1, 2], repeat=[1, 2], num_steps=5)
+    ),
     "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**COMMON, intermediate_size=48, num_hidden_layers=3)),
     "pnn": lambda: pnn.PNNForMaskedLM(pnn.PNNConfig(**OWN, schedule=[0, 1, 2, 0])),
     "pnn bert": lambda: pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**OWN, num_hidden_layers=3)),

@@ -115,8 +115,9 @@ def test_no_head_grows_in_a_layer_that_is_gone(model):
     assert heads(grow(pruned, [(1, 0)])) == [head for head in heads(model) if head[0] > 0]
 
 
-def test_a_refiners_steps_can_still_be_looked_at(built, texts):
-    pruned = prune(built("pnn"), [Unit("layer", 1, 0)])
+@pytest.mark.parametrize("name", ["pnn", "pnn causal"])
+def test_a_refiners_steps_can_still_be_looked_at(built, texts, name):
+    pruned = prune(built(name), [Unit("layer", 1, 0)])
     out = pruned(**texts(pruned)[0], output_gates=True)
     assert out.deltas[1].abs().max() == 0
     assert out.deltas[0].abs().max() > 0

@@ -35,6 +35,8 @@ CAUSAL_PNN = {
         "head_transform": True,
     },
     "PNN, delta": {"update": "delta", "num_steps": 2, "ffn": "geglu"},
+    # 0 1 1 1 2: a cache of five steps, three of them of one refiner
+    "PNN, repeat": {"update": "rewrite", "schedule": [0, 1, 2], "repeat": [1, 2], "num_steps": 5},
 }
 every_decoder = pytest.mark.parametrize("name", [*DEEP_DELTA, *CAUSAL_PNN])
 every_deep_delta = pytest.mark.parametrize("name", DEEP_DELTA)

@@ -20,6 +20,7 @@ from pnn.training.fitting import check_update_fits
             r"pnn_1b: out of memory.*at least 12\.\d GB.*but cpu has 6\.0 GB: pnn_350m would fit \(4\.\d GB\)",
         ),
         ("ddl_1b", 2e9, r"ddl_1b: out of memory.*: ddl_small\w* would fit"),
+        ("pnn_causal_1b", 6e9, r"pnn_causal_1b: out of memory.*: pnn_causal_350m would fit"),
         ("gpt2_1b", 5e9, r"gpt2_1b: out of memory.*: gpt2_medium would fit"),
         ("pnn_1b", 1e5, r": take a smaller model or batch$"),
     ],
