@@ -174,7 +174,7 @@ def run(trained_run, tmp_path):
     return tmp_path / "run"
 
 
-NEW = {"trained_steps": None, "halt": None}
+NEW = {"trained_steps": None, "halt": None, "trained_halt": None}
 
 
 def config_of(run):
@@ -207,6 +207,46 @@ def test_what_is_stored_is_used_by_everybody_and_can_be_undone(run, pnn_command,
     assert code == 0, err
     assert {**config_of(run), **NEW} == {**before, **NEW}
     runs.verify_checkpoint(runs.find_checkpoint(run))
+
+
+@pytest.mark.parametrize("halt", [None, {"criterion": "change", "threshold": 0.1}])
+def test_a_learned_unit_outlives_every_choice(run, halt, pnn_command, monkeypatch, tmp_path):
+    loaded, unit = load_run(run), {"criterion": "learned", "threshold": 0.4, "min_steps": 1}
+    loaded.model.encoder.set_halt(unit)
+    nn.init.normal_(loaded.model.encoder.criterion.weight)
+    for what in (loaded.model, loaded.tokenizer):
+        what.save_pretrained(tmp_path / "unit")
+    weight = loaded.model.encoder.criterion.weight
+
+    def kept(folder):
+        model, info = pnn.PNNForMaskedLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys"))
+        assert torch.equal(model.encoder.criterion.weight, weight)
+        return model.config
+
+    store(tmp_path / "unit", settings(loaded.model.config)[1].changes | {"halt": halt})
+    config = kept(tmp_path / "unit")
+    assert (config.num_steps, config.halt, config.trained_halt) == (3, halt, unit)
+    assert load_run(tmp_path / "unit").model(torch.arange(5, 12)[None]).logits.isfinite().all()
+    code, _, err = pnn_command("export", tmp_path / "unit", "--output", tmp_path / "exported")
+    assert code == 0, err
+    assert kept(tmp_path / "exported").trained_halt == unit
+
+    monkeypatch.setattr(room, "SECONDS", 0.01)
+    monkeypatch.setattr(room, "fastest", lambda rows, lose: rows[2])
+    code, out, err = pnn_command("calibrate", tmp_path / "unit", "--lose", 5, "--data", "synthetic")
+    assert code == 0, err
+    assert "halting by learned" in out  # it is tried again
+    assert kept(tmp_path / "unit").num_steps == 2
+    code, out, err = pnn_command("calibrate", tmp_path / "unit", "--undo")
+    assert (code, out) == (0, f"All 4 steps again, and the learned unit halts tokens again: {tmp_path / 'unit'}\n")
+    config = kept(tmp_path / "unit")
+    assert (config.num_steps, config.halt, config.trained_halt) == (4, unit, None)
+
+
+def test_only_a_learned_unit_is_kept_beside_what_is_chosen():
+    with pytest.raises(Exception, match="must be that of a learned unit"):
+        pnn.PNNConfig(**SMALL, trained_halt={"criterion": "change", "threshold": 0.1})
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2])

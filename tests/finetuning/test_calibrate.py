@@ -175,7 +175,8 @@ def test_a_halting_classifier_is_stored_used_and_undone(run, pnn_command, monkey
     code, out, err = pnn_command("calibrate", run, "--undo")
     assert (code, out) == (0, f"All 3 steps again: {run}\n")
     after = config_of(run)
-    assert {**after, "trained_steps": None, "halt": None} == {**before, "trained_steps": None, "halt": None}
+    new = {"trained_steps": None, "halt": None, "trained_halt": None}
+    assert {**after, **new} == {**before, **new}
     assert after["halt"] is None
     runs.verify_checkpoint(checkpoint)
 

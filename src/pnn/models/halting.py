@@ -19,7 +19,7 @@ class HaltingEncoder(EncoderBase):
     criterion: Criterion | None
 
     def make_criterion(self) -> None:
-        halt = self.config.halt
+        halt = self.config.trained_halt or self.config.halt  # a learned unit keeps its weights while another rule is in force
         self.criterion = None if halt is None else CRITERIA[halt["criterion"]](self.config.hidden_size)
 
     def set_halt(self, halt: Halt | Mapping[str, Any] | None) -> None:
@@ -27,7 +27,7 @@ class HaltingEncoder(EncoderBase):
         if halt is not None:
             halt = Halt.of(halt)
             halt.check_steps(self.config.schedule, self.config.num_steps)
-        self.config.halt = None if halt is None else halt.as_dict()
+        self.config.halt, self.config.trained_halt = None if halt is None else halt.as_dict(), None
         if halt is None or type(self.criterion) is not CRITERIA[halt.criterion]:
             self.make_criterion()
             if self.criterion is not None:
