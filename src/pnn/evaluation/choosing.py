@@ -91,10 +91,9 @@ def settings(config: Any) -> list[Setting]:
         read = []
     else:
         read = steps_read(config)[:-1]
-    halts = {"halt": None, "trained_halt": learned(config)}
-    fewer = [Setting({"num_steps": step, "trained_steps": trained, **halts}, _steps(step)) for step in reversed(read)]
-    every = {"num_steps": trained, "trained_steps": None, **halts}
-    return [Setting(every, f"{_steps(trained)}, as trained"), *fewer]
+    kept = {"trained_steps": trained, "halt": None, "trained_halt": learned(config)}
+    fewer = [Setting({"num_steps": step, **kept}, _steps(step)) for step in reversed(read)]
+    return [Setting({"num_steps": trained, **kept}, f"{_steps(trained)}, as trained"), *fewer]
 
 
 def learned(config: Any) -> dict[str, Any] | None:
@@ -330,7 +329,10 @@ def undo(run: str | Path) -> dict[str, Any]:
     folder = folder_of(run)
     config: Any = read_config(folder)
     check_can_be_calibrated(config)
-    changes = settings(config)[0].changes | {"halt": learned(config), "trained_halt": None}
+    trained = config.trained_steps or config.num_steps
+    changes = {"num_steps": trained, "trained_steps": None, "halt": learned(config), "trained_halt": None}
+    if all(getattr(config, key) == value for key, value in changes.items()):
+        raise UserError(f"{run} was never calibrated: there is nothing to undo")
     store(folder, changes)
     return {"checkpoint": str(folder), "changes": changes}
 

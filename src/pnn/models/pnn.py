@@ -65,7 +65,7 @@ class PNNConfig(PreTrainedConfig):
     intermediate_size: int = 2048
     max_position_embeddings: int = 128
     num_steps: int | None = None  # None: the schedule's length, or four
-    trained_steps: int | None = None  # how many there were in training, where `pnn calibrate` chose fewer since
+    trained_steps: int | None = None  # how many there were in training, once `pnn calibrate` has chosen
     schedule: list[int] | None = None  # None: refiner 0 at every step
     repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
     random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
