@@ -306,6 +306,17 @@ def test_undoing_nothing_changes_nothing(run, pnn_command):
     assert pnn_command("calibrate", run, "--undo") == (2, "", said)  # once is enough
 
 
+@pytest.mark.parametrize("command", [("calibrate", "--lose", 1), ("evaluate",)])
+def test_text_of_short_lines_is_told_with_what_to_give_instead(trained_run, command, pnn_command, tmp_path):
+    (tmp_path / "short.txt").write_text("the fox\nit has boots\n" * 50)
+    code, _, err = pnn_command(command[0], trained_run, *command[1:], "--data", tmp_path / "short.txt")
+    assert code == 2
+    assert [line for line in err.splitlines() if line.startswith("pnn: ")] == [
+        f'pnn: the text "{tmp_path / "short.txt"}" is too short: no line has more than 20 characters and at least 5 words; '
+        "give text with longer lines"
+    ]
+
+
 def test_a_model_without_text_or_a_place_to_store(trained_run, pnn_command, tmp_path):
     shutil.copytree(runs.find_checkpoint(trained_run), tmp_path / "bare")
     code, _, err = pnn_command("calibrate", tmp_path / "bare", "--lose", 1)
