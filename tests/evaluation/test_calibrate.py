@@ -12,6 +12,7 @@ from torch import nn
 
 import pnn
 from pnn import runs
+from pnn.data.run_tokens import held_out
 from pnn.errors import UserError
 from pnn.evaluation import choosing as room
 from pnn.evaluation.calibrate import calibrate
@@ -207,6 +208,34 @@ def test_what_is_stored_is_used_by_everybody_and_can_be_undone(run, pnn_command,
     assert code == 0, err
     assert {**config_of(run), **NEW} == {**before, **NEW}
     runs.verify_checkpoint(runs.find_checkpoint(run))
+
+
+HALT = {"criterion": "change", "threshold": 1e6}  # all tokens, after the first step
+
+
+def test_fill_and_evaluate_halt_as_the_model_does_unless_a_number_is_named(run, pnn_command):
+    full = json.loads((run / "evaluation.json").read_text())
+    store(runs.find_checkpoint(run), {"halt": HALT})
+    loaded, text = load_run(run, device="cpu"), "the fox of avon wore amber hats . it has old [MASK] boots ."
+    ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
+    at = (ids[0] == loaded.tokenizer.mask_token_id).nonzero().squeeze(1)
+    with torch.no_grad():
+        halting, every = (
+            float(loaded.model(ids, logit_positions=at, halt=halt).logits.softmax(-1).max()) for halt in (None, False)
+        )
+    assert abs(halting - every) > 1e-4
+    for words, expected in (((), halting), (("--num-steps", 4), every)):
+        code, out, err = pnn_command("fill", run, text, "--top", 1, "--json", *words)
+        assert code == 0, err
+        assert json.loads(out)["predictions"][0][0]["probability"] == pytest.approx(expected, abs=1e-6)
+
+    tokens, sequences = held_out(run, runs.read_config(run).data, loaded.tokenizer, lambda items, _: items)
+    alone = evaluate_masked(loaded.model, tokens, sequences, halt=HALT)
+    assert alone["loss"] != full["loss"]
+    for words, expected in (((), alone["loss"]), (("--num-steps", 4), full["loss"])):
+        code, out, err = pnn_command("evaluate", run, "--json", *words)
+        assert code == 0, err
+        assert json.loads(out)["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("halt", [None, {"criterion": "change", "threshold": 0.1}])

@@ -34,7 +34,8 @@ class HaltingEncoder(EncoderBase):
                 self.criterion.to(self.device, self.dtype).train(self.training)
 
     def halting_rule(self, halt: Halting, num_steps: int | None, every_token: bool, read: Read | None) -> Rule | None:
-        if halt is False or (halt is None and (self.config.halt is None or every_token)):
+        all_steps = num_steps is not None and not self.training  # asked for so many; training draws a number
+        if halt is False or (halt is None and (self.config.halt is None or every_token or all_steps)):
             return None
         if every_token:
             raise ValueError("gates and attentions come for every token at every step: leave out halt")
