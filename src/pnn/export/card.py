@@ -89,6 +89,7 @@ class Known:
         self.exported, self.config, self.kind = exported, exported.model.config, kind_of(exported.model)
         run = exported.run
         self.is_reorganised = isinstance(exported.model, Plastic)
+        self.halt: dict[str, Any] | None = getattr(self.config, "halt", None)
         self.run: RunConfig | None = read_config(run) if run is not None and (run / "config.yaml").exists() else None
         self.evaluation = self._evaluation()
         self.tuned: TunedTask | None = (
@@ -138,6 +139,8 @@ class Known:
         if onnx_steps is not None:
             steps = f"with {onnx_steps} refinement steps" if self.kind.has_steps else "of the whole model"
             lines += ["", f"`model.onnx` is the graph {steps}: inputs `input_ids` and `attention_mask`, output `logits`."]
+            if self.halt is not None:
+                lines[-1] += " No token halts there, unlike in the model itself: each takes all steps."
         if int8:
             lines += ["`model_int8.onnx` computes the same with its products in int8: faster on a CPU, not as exact."]
         return "\n".join(lines)
