@@ -236,6 +236,11 @@ def test_fill_and_evaluate_halt_as_the_model_does_unless_a_number_is_named(run, 
         code, out, err = pnn_command("evaluate", run, "--json", *words)
         assert code == 0, err
         assert json.loads(out)["loss"] == pytest.approx(expected, rel=1e-6)
+    assert json.loads((run / "evaluation.json").read_text())["halt"] == HALT | {"min_steps": 1}  # the two can be told apart
+    assert "halt" not in json.loads((run / "evaluation_num_steps_4.json").read_text())
+    said = "tokens halt by change, 1000000; --num-steps 4 measures every step of each"
+    assert said in pnn_command("evaluate", run)[1]
+    assert "halt" not in pnn_command("evaluate", run, "--num-steps", 4)[1]
 
 
 @pytest.mark.parametrize("halt", [None, {"criterion": "change", "threshold": 0.1}])
