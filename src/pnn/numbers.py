@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pnn.results import EstimateJson
 
@@ -27,6 +28,15 @@ def bare_per_cent(fraction: float, digits: int = 1) -> str:
 
 def per_cent(fraction: float, digits: int = 1) -> str:
     return f"{bare_per_cent(fraction, digits)} %"
+
+
+def halting(halt: Mapping[str, Any]) -> str:
+    """When tokens stop, as a model's config says it: by change, 0.1."""
+    first = halt.get("min_steps", 1)
+    steps = f"{first} step{'s' * (first != 1)}"
+    if "threshold" not in halt:
+        return f"by {halt['criterion']}, after {steps}"
+    return f"by {halt['criterion']}, {halt['threshold']:.9g}" + (f", after {steps} at the earliest" if first > 1 else "")
 
 
 def points(fraction: float, digits: int = 1) -> str:

@@ -198,6 +198,7 @@ class MaskedText(MaskedScores):
     mask_probability: float
     mask_seed: int
     mask_draws: NotRequired[int]
+    halt: NotRequired[dict[str, Any]]  # when tokens stopped, as the model's config says it; without it none did
 
 
 class CausalText(TypedDict):

@@ -12,6 +12,7 @@ from torch import nn
 
 import pnn
 from pnn import runs
+from pnn.data.run_tokens import held_out
 from pnn.errors import UserError
 from pnn.evaluation import choosing as room
 from pnn.evaluation.calibrate import calibrate
@@ -174,7 +175,7 @@ def run(trained_run, tmp_path):
     return tmp_path / "run"
 
 
-NEW = {"trained_steps": None, "halt": None}
+NEW = {"trained_steps": None, "halt": None, "trained_halt": None}
 
 
 def config_of(run):
@@ -207,6 +208,79 @@ def test_what_is_stored_is_used_by_everybody_and_can_be_undone(run, pnn_command,
     assert code == 0, err
     assert {**config_of(run), **NEW} == {**before, **NEW}
     runs.verify_checkpoint(runs.find_checkpoint(run))
+
+
+HALT = {"criterion": "change", "threshold": 1e6}  # all tokens, after the first step
+
+
+def test_fill_and_evaluate_halt_as_the_model_does_unless_a_number_is_named(run, pnn_command):
+    full = json.loads((run / "evaluation.json").read_text())
+    store(runs.find_checkpoint(run), {"halt": HALT})
+    loaded, text = load_run(run, device="cpu"), "the fox of avon wore amber hats . it has old [MASK] boots ."
+    ids = torch.tensor([loaded.tokenizer(text)["input_ids"]])
+    at = (ids[0] == loaded.tokenizer.mask_token_id).nonzero().squeeze(1)
+    with torch.no_grad():
+        halting, every = (
+            float(loaded.model(ids, logit_positions=at, halt=halt).logits.softmax(-1).max()) for halt in (None, False)
+        )
+    assert abs(halting - every) > 1e-4
+    for words, expected in (((), halting), (("--num-steps", 4), every)):
+        code, out, err = pnn_command("fill", run, text, "--top", 1, "--json", *words)
+        assert code == 0, err
+        assert json.loads(out)["predictions"][0][0]["probability"] == pytest.approx(expected, abs=1e-6)
+
+    tokens, sequences = held_out(run, runs.read_config(run).data, loaded.tokenizer, lambda items, _: items)
+    alone = evaluate_masked(loaded.model, tokens, sequences, halt=HALT)
+    assert alone["loss"] != full["loss"]
+    for words, expected in (((), alone["loss"]), (("--num-steps", 4), full["loss"])):
+        code, out, err = pnn_command("evaluate", run, "--json", *words)
+        assert code == 0, err
+        assert json.loads(out)["loss"] == pytest.approx(expected, rel=1e-6)
+    assert json.loads((run / "evaluation.json").read_text())["halt"] == HALT | {"min_steps": 1}  # the two can be told apart
+    assert "halt" not in json.loads((run / "evaluation_num_steps_4.json").read_text())
+    said = "tokens halt by change, 1000000; --num-steps 4 measures every step of each"
+    assert said in pnn_command("evaluate", run)[1]
+    assert "halt" not in pnn_command("evaluate", run, "--num-steps", 4)[1]
+
+
+@pytest.mark.parametrize("halt", [None, {"criterion": "change", "threshold": 0.1}])
+def test_a_learned_unit_outlives_every_choice(run, halt, pnn_command, monkeypatch, tmp_path):
+    loaded, unit = load_run(run), {"criterion": "learned", "threshold": 0.4, "min_steps": 1}
+    loaded.model.encoder.set_halt(unit)
+    nn.init.normal_(loaded.model.encoder.criterion.weight)
+    for what in (loaded.model, loaded.tokenizer):
+        what.save_pretrained(tmp_path / "unit")
+    weight = loaded.model.encoder.criterion.weight
+
+    def kept(folder):
+        model, info = pnn.PNNForMaskedLM.from_pretrained(folder, output_loading_info=True)
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys"))
+        assert torch.equal(model.encoder.criterion.weight, weight)
+        return model.config
+
+    store(tmp_path / "unit", settings(loaded.model.config)[1].changes | {"halt": halt})
+    config = kept(tmp_path / "unit")
+    assert (config.num_steps, config.halt, config.trained_halt) == (3, halt, unit)
+    assert load_run(tmp_path / "unit").model(torch.arange(5, 12)[None]).logits.isfinite().all()
+    code, _, err = pnn_command("export", tmp_path / "unit", "--output", tmp_path / "exported")
+    assert code == 0, err
+    assert kept(tmp_path / "exported").trained_halt == unit
+
+    monkeypatch.setattr(room, "SECONDS", 0.01)
+    monkeypatch.setattr(room, "fastest", lambda rows, lose: rows[2])
+    code, out, err = pnn_command("calibrate", tmp_path / "unit", "--lose", 5, "--data", "synthetic")
+    assert code == 0, err
+    assert "halting by learned" in out  # it is tried again
+    assert kept(tmp_path / "unit").num_steps == 2
+    code, out, err = pnn_command("calibrate", tmp_path / "unit", "--undo")
+    assert (code, out) == (0, f"All 4 steps again, and the learned unit halts tokens again: {tmp_path / 'unit'}\n")
+    config = kept(tmp_path / "unit")
+    assert (config.num_steps, config.halt, config.trained_halt) == (4, unit, None)
+
+
+def test_only_a_learned_unit_is_kept_beside_what_is_chosen():
+    with pytest.raises(Exception, match="must be that of a learned unit"):
+        pnn.PNNConfig(**SMALL, trained_halt={"criterion": "change", "threshold": 0.1})
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2])
@@ -254,10 +328,27 @@ def test_bad_input_is_one_sentence_and_changes_nothing(trained_run, pnn_command,
 
 
 def test_undoing_nothing_changes_nothing(run, pnn_command):
-    before = config_of(run)
-    code, out, _ = pnn_command("calibrate", run, "--undo")
-    assert (code, out) == (0, f"All 4 steps again: {run}\n")
-    assert {**config_of(run), **NEW} == {**before, **NEW}
+    def files():
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    before = files()
+    said = f"pnn: {run} was never calibrated: there is nothing to undo\n"
+    assert pnn_command("calibrate", run, "--undo") == (2, "", said)
+    assert files() == before
+    store(runs.find_checkpoint(run), settings(load_run(run).model.config)[0].changes)  # what was chosen may be all steps
+    assert pnn_command("calibrate", run, "--undo")[0] == 0
+    assert pnn_command("calibrate", run, "--undo") == (2, "", said)  # once is enough
+
+
+@pytest.mark.parametrize("command", [("calibrate", "--lose", 1), ("evaluate",)])
+def test_text_of_short_lines_is_told_with_what_to_give_instead(trained_run, command, pnn_command, tmp_path):
+    (tmp_path / "short.txt").write_text("the fox\nit has boots\n" * 50)
+    code, _, err = pnn_command(command[0], trained_run, *command[1:], "--data", tmp_path / "short.txt")
+    assert code == 2
+    assert [line for line in err.splitlines() if line.startswith("pnn: ")] == [
+        f'pnn: the text "{tmp_path / "short.txt"}" is too short: no line has more than 20 characters and at least 5 words; '
+        "give text with longer lines"
+    ]
 
 
 def test_a_model_without_text_or_a_place_to_store(trained_run, pnn_command, tmp_path):

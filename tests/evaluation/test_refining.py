@@ -1,6 +1,7 @@
 """The grid of one text, against the same model's own predictions and gates."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -54,6 +55,25 @@ def test_where_tokens_halt_the_grid_says_when(loaded, monkeypatch):
     page = str(grid(found, "a model"))
     assert page.count('class="stopped"') == len(found["rows"])
     assert "A bar: in use the token stops after that step." in page
+    reading = page.partition('class="reading">')[2].partition("</p>")[0]
+    words = re.findall(r'<span title="stops after step (\d)" class="stop" style="--s:(.*?)">(<mark)?', reading)
+    assert words == [("4", "1.000", "<mark") if row["masked"] else ("2", "0.500", "") for row in found["rows"]]
+    legend = page.partition("In use a token stops after step")[2].partition("</p>")[0]
+    assert re.findall(r'style="--s:(.*?)">(\d)<', legend) == [("0.500", "2"), ("1.000", "4")]
+
+
+def test_a_model_that_halts_nobody_has_no_tints(loaded):
+    page = str(grid(refining(loaded, TEXT), "a model"))
+    assert 'class="stop' not in page
+    assert "In use" not in page
+
+
+def test_a_calibrated_model_is_read_after_the_last_step_that_it_takes(loaded, monkeypatch):
+    monkeypatch.setattr(loaded.model.config, "num_steps", 2)
+    monkeypatch.setattr(loaded.model.config, "trained_steps", 4)
+    found = refining(loaded, TEXT)
+    assert (len(found["rows"][0]["cells"]), found["trained"]) == (3, 4)
+    assert 'max="2" value="2"' in str(grid(found, "a model"))
 
 
 def test_a_bert_is_read_after_its_layers_and_has_no_gates(loaded):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pnn.evaluation.choosing import store
 from pnn.export.card import model_card
 from pnn.export.loading import open_for_export
 from pnn.models import PNNConfig
@@ -41,6 +42,7 @@ def test_a_pretrained_models_card(run):
         assert known in text
     assert "30.0 %" not in text
     assert "15.0 % of the tokens were masked" in text
+    assert "halt" not in text
     assert "rounded to bf16" not in text
     assert "rounded to bf16" in card(run, bf16=True)
     # what the files say is where it comes from
@@ -73,6 +75,19 @@ def test_a_step_without_a_loss_is_not_reported(run):
     path.write_text(json.dumps(config | {"step_weights": [0.0, 0.3] + [0.0] * (last - 3) + [0.7]}))
     read = f"{by_step[2]} after 2, {by_step[last]} after {last}"
     assert f"Accuracy after the steps that have learned to be read: {read}." in card(run)
+
+
+def test_whether_tokens_halt_and_did_when_it_was_measured_is_said(run):
+    store(run / "checkpoints" / "best", {"halt": {"criterion": "context", "min_steps": 2}})
+    text = card(run)
+    assert "| tokens halt | by context, after 2 steps |" in text
+    assert "When this was measured no token halted" in text
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    halt = {"criterion": "change", "threshold": 0.1, "min_steps": 2}
+    (run / "evaluation.json").write_text(json.dumps(evaluation | {"halt": halt}))
+    text = card(run)
+    assert "Tokens halted by change, 0.1, after 2 steps at the earliest." in text
+    assert "When this was measured" not in text
 
 
 def test_numbers_are_those_of_the_exported_weights(run):

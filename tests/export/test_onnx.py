@@ -64,6 +64,14 @@ class TestGraph:
         shape = (4, 2, 9) if name == "bert_choice" else (4, 9)
         assert self.matches(tmp_path / "out" / "model.onnx", open_for_export(str(checkpoints[name])).model, shape, **every_step)
 
+    def test_that_its_tokens_do_not_halt_is_said(self, pnn_command, checkpoints, tmp_path):
+        for name, halts in (("pnn_halting", True), ("pnn", False)):
+            code, out, err = pnn_command("export", checkpoints[name], "--output", tmp_path / name, "--onnx")
+            assert code == 0, err
+            assert ("model.onnx halts no token, unlike the model itself" in out) == halts
+            card = (tmp_path / name / "README.md").read_text()
+            assert ("No token halts there, unlike in the model itself" in card) == halts
+
     def test_the_number_of_steps_is_fixed(self, checkpoints, tmp_path):
         export_run(str(checkpoints["pnn"]), tmp_path / "out", with_onnx=True, num_steps=2)
         model, graph = open_for_export(str(checkpoints["pnn"])).model, tmp_path / "out" / "model.onnx"

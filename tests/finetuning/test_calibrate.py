@@ -127,6 +127,23 @@ def test_a_threshold_of_another_head_does_not_come_along(tiny_encoders, tmp_path
         assert (model.config.halt is not None) == kept
 
 
+def test_fine_tuning_takes_as_many_steps_as_were_calibrated_unless_told(tiny_encoders, data, tmp_path):
+    from pnn.finetuning.run import finetune
+
+    shutil.copytree(tiny_encoders["pnn"], tmp_path / "encoder")
+    choosing.store(
+        tmp_path / "encoder", {"num_steps": 2, "trained_steps": 3, "halt": {"criterion": "change", "threshold": 0.4}}
+    )
+    asked = Settings(learning_rates=(3e-3,), epochs=1, batch_size=16)
+    for number, steps in ((None, 2), (3, 3)):
+        output = tmp_path / f"tuned {steps}"
+        finetune(str(tmp_path / "encoder"), "sst2", data, output, replace(asked, steps=number), quiet=True)
+        assert json.loads((output / "sst2" / "result.json").read_text())["settings"]["num_steps"] == steps
+        assert len(json.loads((output / "sst2" / "result.json").read_text())["score_by_step"]) == steps + 1
+        config = config_of(output / "sst2")
+        assert (config["num_steps"], config["halt"] is None) == (steps, number is not None)
+
+
 # Calibrating ----------------------------------------------------------------------------------------------------------
 
 
@@ -175,7 +192,8 @@ def test_a_halting_classifier_is_stored_used_and_undone(run, pnn_command, monkey
     code, out, err = pnn_command("calibrate", run, "--undo")
     assert (code, out) == (0, f"All 3 steps again: {run}\n")
     after = config_of(run)
-    assert {**after, "trained_steps": None, "halt": None} == {**before, "trained_steps": None, "halt": None}
+    new = {"trained_steps": None, "halt": None, "trained_halt": None}
+    assert {**after, **new} == {**before, **new}
     assert after["halt"] is None
     runs.verify_checkpoint(checkpoint)
 

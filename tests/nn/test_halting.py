@@ -465,7 +465,12 @@ def test_calls_that_cannot_halt_are_refused_or_left_alone():
     with torch.no_grad():
         assert len(model(ids, output_gates=True).gates) == 4  # of every token at every step, as asked
         assert model(ids, num_steps=0).halted_at is None
-        assert (model(ids, num_steps=1).halted_at == 1).all()
+        assert (model(ids).halted_at == 1).all()
+        assert model(ids, num_steps=4).halted_at is None  # whoever names a number wants that many of every token
+        assert torch.equal(model(ids, num_steps=4).logits, model(ids, halt=False).logits)
+        assert (model(ids, num_steps=4, halt={"criterion": "change", "threshold": 1e6}).halted_at == 1).all()
+    model.encoder.set_halt({"criterion": "learned", "threshold": 0.5, "cost": 0.1})
+    assert model.train()(ids, num_steps=4).halted_at is not None  # training draws the number, and the unit learns with it
 
 
 def test_rounds_of_a_schedule():

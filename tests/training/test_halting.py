@@ -73,6 +73,10 @@ def test_what_cannot_be_fitted_is_told(model, prepared):
         fit_halting(build("bert"), [], cost=1.0)
     with pytest.raises(UserError, match="needs two steps or more"):
         fit_halting(build("pnn_equations", num_steps=1), [], cost=1.0)
+    first = fit_halting(model, batches(prepared, 1), cost=1.0) and model.encoder.criterion
+    with pytest.raises(UserError, match="no token would ever halt"):
+        fit_halting(model, batches(prepared), cost=1.0, min_steps=4)
+    assert model.encoder.criterion is first  # what cannot be fitted does not cost the unit that is there
     with pytest.raises(UserError, match="no text to fit"):
         fit_halting(model, [], cost=1.0)
 

@@ -45,7 +45,9 @@ def calibrate(
 
     if lose is None:
         result = undo_run(run)
-        print(json.dumps(result, indent=2) if as_json else f"All {result['changes']['num_steps']} steps again: {run}")
+        unit = ", and the learned unit halts tokens again" if result["changes"]["halt"] else ""
+        said = f"All {result['changes']['num_steps']} steps again{unit}: {run}"
+        print(json.dumps(result, indent=2) if as_json else said)
         return
     with out_of_memory_says(lambda: smaller_batches("calibrate", run, batch_tokens or 8192)):
         if is_fine_tuned(run):

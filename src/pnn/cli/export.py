@@ -47,6 +47,8 @@ def export(
     if "onnx_difference" in result:
         steps = f" has {result['onnx_steps']} refinement steps, for good, and" if result["onnx_steps"] else ""
         print(f"model.onnx{steps} differs from torch by at most {result['onnx_difference']:.1e}")
+    if result.get("onnx_halts") is False:
+        print("model.onnx halts no token, unlike the model itself: each takes all steps, and so does torch in that comparison")
     if "int8_off" in result:
         print(f"model_int8.onnx has logits that are off by {100 * result['int8_off']:.1f} % of their spread")
     print(result["output"])

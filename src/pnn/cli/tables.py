@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pnn.evaluation.fill import Filled
 from pnn.kinds import of_result
-from pnn.numbers import bare_per_cent, count, estimate, interval, per_cent, short_count
+from pnn.numbers import bare_per_cent, count, estimate, halting, interval, per_cent, short_count
 from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Json, Prediction, Tasks, TaskScore, texts_of
 
 FILE_COLUMNS = 160
@@ -55,6 +55,11 @@ def print_evaluation(results: dict[str, Evaluation]) -> None:
         cells += [bare_per_cent(one["ceiling"])] if "ceiling" in one else []
         table.add_row(label, *cells)
     show(table)
+    for name, result in results.items():
+        one = _texts(result)[0][1]
+        if halt := one.get("halt"):
+            every = f"--num-steps {one['num_steps']} measures every step of each"
+            print(f"{f'{name}: ' * (len(results) > 1)}tokens halt {halting(halt)}; {every}")
 
 
 def _texts(result: Evaluation) -> list[tuple[str, Any]]:

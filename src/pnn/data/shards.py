@@ -33,6 +33,8 @@ from pnn.files import new_folder, sha256, write_json
 LINES_PER_CHUNK = 8192
 DOCUMENTS_PER_CHUNK = 512
 TOKENS_PER_SHARD = 1 << 26
+TAKE_ALL = "--set data.filter=none takes every line with text"  # where a config says how text is read
+LONGER_LINES = "give text with longer lines"  # where the model says it
 # What is read of manifest.json, of each of its shards and of its recipe
 MANIFEST: dict[str, Any] = {
     **{"name": str, "sequences": int, "tokens": int, "mean_length": int | float, "dtype": str, "max_length": int},
@@ -163,7 +165,7 @@ def prepare(data: DataConfig, progress: Progress) -> Prepared:
     """Token shards of the training and validation text, made now or found from an earlier run."""
     source = corpora.open_source(data.train, data)
     tokenizer = choose_tokenizer(source, data, progress)
-    train = prepare_source(source, tokenizer, data, progress)
+    train = prepare_source(source, tokenizer, data, progress, TAKE_ALL)
     chosen, validation = np.arange(len(train)), train
     if data.validation == "tail":
         if len(train) <= data.validation_sequences:
@@ -174,7 +176,8 @@ def prepare(data: DataConfig, progress: Progress) -> Prepared:
             )
         chosen = chosen[: -data.validation_sequences]
     else:
-        validation = prepare_source(corpora.open_source(data.validation, data, "validation"), tokenizer, data, progress)
+        source = corpora.open_source(data.validation, data, "validation")
+        validation = prepare_source(source, tokenizer, data, progress, TAKE_ALL)
     validated = held_out(validation, data)
     if len(validated) < 2:
         raise UserError(f"{data.validation}: {len(validated)} sequences to validate on, but it needs at least 2")
@@ -216,7 +219,7 @@ def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progres
     folder = Path(data.prepared) / f"tokenizer-{_digest(recipe)}"
     if not (folder / "tokenizer.json").exists():
         if next(corpora.usable_lines(source, data), None) is None:
-            raise _empty(source, data)
+            raise _empty(source, data, TAKE_ALL)
         lines = progress(corpora.usable_lines(source, data), "training a tokenizer")
         trained = tokenizers.trained_on(lines, data.vocab_size, data.max_length)
         with new_folder(folder) as partial:
@@ -225,8 +228,9 @@ def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progres
 
 
 def prepare_source(
-    source: corpora.Source, tokenizer: PreTrainedTokenizerFast, data: DataConfig, progress: Progress
+    source: corpora.Source, tokenizer: PreTrainedTokenizerFast, data: DataConfig, progress: Progress, helps: str = LONGER_LINES
 ) -> TokenSet:
+    """`helps`: what to do where every line is too short, for the message."""
     recipe = {
         "source": source.identity,
         "text": _text_recipe(data),
@@ -243,7 +247,7 @@ def prepare_source(
     folder = Path(data.prepared) / f"{stem}-{_digest(recipe)}"
     if not (folder / "manifest.json").exists():
         with new_folder(folder) as partial:
-            _write_shards(partial, source, tokenizer, data, recipe, progress)
+            _write_shards(partial, source, tokenizer, data, recipe, progress, helps)
     return TokenSet(folder)
 
 
@@ -257,11 +261,12 @@ def _check_made_so(folder: Path, recipe: dict[str, Any]) -> None:
         raise UserError(f"{folder} holds {made.get('layout', 'lines')}, but the model reads {recipe.get('layout', 'lines')}")
 
 
-def _empty(source: corpora.Source, data: DataConfig) -> UserError:
-    why = "it has no text"
-    if data.filter == "paper":
-        why = "no line has more than 20 characters and at least 5 words; --set data.filter=none takes every line with text"
-    return UserError(f'the corpus "{source.name}" is empty: {why}')
+def _empty(source: corpora.Source, data: DataConfig, helps: str) -> UserError:
+    if data.filter != "paper":
+        return UserError(f'the corpus "{source.name}" is empty: it has no text')
+    return UserError(
+        f'the text "{source.name}" is too short: no line has more than 20 characters and at least 5 words; {helps}'
+    )
 
 
 def _text_recipe(data: DataConfig) -> dict[str, Any]:
@@ -279,6 +284,7 @@ def _write_shards(
     data: DataConfig,
     recipe: dict[str, Any],
     progress: Progress,
+    helps: str,
 ) -> None:
     dtype = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
     shards: list[dict[str, Any]] = []
@@ -316,7 +322,7 @@ def _write_shards(
             raise UserError(
                 f'the text "{source.name}" is shorter than one row of {data.max_length} tokens (data.max_length, --max-length)'
             )
-        raise _empty(source, data)
+        raise _empty(source, data, helps)
     tokenizer.save_pretrained(folder / "tokenizer")
     write_json(
         folder / "manifest.json",

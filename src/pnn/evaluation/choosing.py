@@ -7,8 +7,8 @@ predictions of the same targets (masked tokens, or the first token of each text)
 settings in turns. One half of the sequences chooses the fastest setting that loses at most `lose` of accuracy there. The other
 half, which did not choose, says what it costs, with a paired interval.
 
-What is stored is `num_steps` or `halt`; `trained_steps` then keeps how many there were in training. Whoever loads the model
-reads it.
+What is stored is `num_steps` or `halt`; `trained_steps` then keeps how many there were in training, and `trained_halt` how a
+learned unit halts, so that it stays in the model whatever is chosen. Whoever loads the model reads it.
 """
 
 from __future__ import annotations
@@ -91,9 +91,15 @@ def settings(config: Any) -> list[Setting]:
         read = []
     else:
         read = steps_read(config)[:-1]
-    fewer = [Setting({"num_steps": step, "trained_steps": trained, "halt": None}, _steps(step)) for step in reversed(read)]
-    every = {"num_steps": trained, "trained_steps": None, "halt": None}
-    return [Setting(every, f"{_steps(trained)}, as trained"), *fewer]
+    kept = {"trained_steps": trained, "halt": None, "trained_halt": learned(config)}
+    fewer = [Setting({"num_steps": step, **kept}, _steps(step)) for step in reversed(read)]
+    return [Setting({"num_steps": trained, **kept}, f"{_steps(trained)}, as trained"), *fewer]
+
+
+def learned(config: Any) -> dict[str, Any] | None:
+    """How the model's learned unit halts, if it has one, whether that is in force or not."""
+    halt: dict[str, Any] | None = config.trained_halt or config.halt
+    return halt if halt is not None and halt["criterion"] == "learned" else None
 
 
 @torch.no_grad()
@@ -319,11 +325,14 @@ def folder_of(run: str | Path) -> Path:
 
 
 def undo(run: str | Path) -> dict[str, Any]:
-    """All steps again, as trained; a model that was never calibrated stays as it is."""
+    """All steps again, as trained, and a learned unit halts again as it did."""
     folder = folder_of(run)
     config: Any = read_config(folder)
     check_can_be_calibrated(config)
-    changes = settings(config)[0].changes
+    trained = config.trained_steps or config.num_steps
+    changes = {"num_steps": trained, "trained_steps": None, "halt": learned(config), "trained_halt": None}
+    if all(getattr(config, key) == value for key, value in changes.items()):
+        raise UserError(f"{run} was never calibrated: there is nothing to undo")
     store(folder, changes)
     return {"checkpoint": str(folder), "changes": changes}
 

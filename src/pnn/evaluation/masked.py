@@ -21,8 +21,9 @@ from pnn.data.batches import evaluation_batches, special_tokens
 from pnn.data.shards import Progress, TokenSet, quietly
 from pnn.data.tokenizers import fingerprint, of_synthetic_language
 from pnn.errors import UserError
-from pnn.evaluation.passes import states_at, to_device
+from pnn.evaluation.passes import halts, states_at, to_device
 from pnn.models.base import Halting, MaskedLMBase
+from pnn.nn.halting import Halt
 from pnn.results import Accuracy, Commonest, MaskedScores, MaskedText
 from pnn.stats import of_a_share, ratio_interval
 
@@ -90,7 +91,7 @@ def evaluate_masked(
         corpus=corpus,
         best=np.concatenate(best) if corpus is not None else None,
     )
-    return {
+    found: MaskedText = {
         "source": tokens.manifest["name"],
         "text": tokens.manifest["recipe"]["text"],
         "sequences": len(sequences),
@@ -100,6 +101,9 @@ def evaluate_masked(
         **summarise(record, len(sequences)),
         "commonest": commonest(record.token, tokenizer),
     }
+    if halts(model, num_steps, halt):
+        found["halt"] = Halt.of(halt or model.config.halt).as_dict()
+    return found
 
 
 def embedded_corpus(manifest: dict[str, Any]) -> str | None:

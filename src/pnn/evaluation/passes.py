@@ -51,7 +51,7 @@ def states_at(
     """The last state of a packed batch at these flat positions, (positions, d), alone or behind those before it, h⁰ … hᵀ
     (`every_step`, of encoders and of decoders with steps). Batch and positions are on the host. The model is in evaluation
     mode, and a decoder without its head: states are what its head reads. An encoder's tokens halt as `halt` says, or else its
-    config."""
+    config, unless `num_steps` asks for so many."""
     causal = kind_of(model).causal
     longest = model.config.max_position_embeddings
     layout: type[PackedShape | RowsShape] = RowsShape if causal else PackedShape
@@ -66,7 +66,7 @@ def states_at(
         before = out.states[:-1] if every_step else ()
         return [*(only_at(h, inputs["last_at"])[0] for h in before), out.last_hidden_state[0]]
 
-    recordings = None if halts(model, halt) else _recordings_of(model)
+    recordings = None if halts(model, num_steps, halt) else _recordings_of(model)
     if recordings is not None:
         shape = layout.bucket(batch, positions, longest)
         steps = getattr(model.config, "num_steps", None) if num_steps is None else num_steps
@@ -84,10 +84,11 @@ def _cast_once(run: Callable[..., list[Tensor]], *given: Any) -> list[Tensor]:
         return run(*given)
 
 
-def halts(model: PreTrainedModel, halt: Halting = None) -> bool:
+def halts(model: PreTrainedModel, num_steps: int | None = None, halt: Halting = None) -> bool:
     """Whether tokens of the model stop before the last step. How many go on is known only when a step is done: such a pass has
     no fixed shape, and is not recorded as a whole."""
-    return bool(getattr(model.config, "halt", None) if halt is None else halt)
+    stored = getattr(model.config, "halt", None) if num_steps is None else None
+    return bool(stored if halt is None else halt)
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
 from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, kind_of, sentence, steps_read
-from pnn.numbers import bare_per_cent, interval, per_cent, points
+from pnn.numbers import bare_per_cent, halting, interval, per_cent, points
 from pnn.plasticity.architectures import LAYER, NEURON
 from pnn.plasticity.heads import heads, original_counts
 from pnn.plasticity.models import HISTORY, Plastic
@@ -89,6 +89,7 @@ class Known:
         self.exported, self.config, self.kind = exported, exported.model.config, kind_of(exported.model)
         run = exported.run
         self.is_reorganised = isinstance(exported.model, Plastic)
+        self.halt: dict[str, Any] | None = getattr(self.config, "halt", None)
         self.run: RunConfig | None = read_config(run) if run is not None and (run / "config.yaml").exists() else None
         self.evaluation = self._evaluation()
         self.tuned: TunedTask | None = (
@@ -138,6 +139,8 @@ class Known:
         if onnx_steps is not None:
             steps = f"with {onnx_steps} refinement steps" if self.kind.has_steps else "of the whole model"
             lines += ["", f"`model.onnx` is the graph {steps}: inputs `input_ids` and `attention_mask`, output `logits`."]
+            if self.halt is not None:
+                lines[-1] += " No token halts there, unlike in the model itself: each takes all steps."
         if int8:
             lines += ["`model_int8.onnx` computes the same with its products in int8: faster on a CPU, not as exact."]
         return "\n".join(lines)
@@ -155,6 +158,8 @@ class Known:
             "max_position_embeddings": "longest input, tokens",
         }
         rows |= {label: f"{getattr(config, key):,}" for key, label in names.items() if getattr(config, key, None) is not None}
+        if self.halt is not None:
+            rows["tokens halt"] = halting(self.halt)
         if self.is_reorganised:  # the config's number is the original's
             model = self.exported.model
             rows["heads"] = f"{len(heads(model))} of {sum(original_counts(model))} (pruned or grown, layer by layer)"
@@ -260,6 +265,10 @@ class Known:
             if self.kind.has_steps and "validation" in sets:
                 steps = self._along_steps([*map(bare_per_cent, sets["validation"]["accuracy_by_step"])])
                 lines += ["", f"Accuracy {steps}"]
+            if halted := [one["halt"] for one in sets.values() if "halt" in one]:
+                lines += ["", f"Tokens halted {halting(halted[0])}."]
+            elif self.halt is not None:
+                lines += ["", "When this was measured no token halted, as they do in the model now."]
         if bf16:
             lines += ["", "Measured before the weights were rounded to bf16."]
         return "\n".join(lines)

@@ -75,6 +75,8 @@ def export_run(
             if with_onnx:
                 result["onnx_difference"] = onnx.write_onnx(partial / "model.onnx", exported.model, num_steps)
                 result["onnx_steps"] = graph_steps
+                if getattr(exported.model.config, "halt", None):
+                    result["onnx_halts"] = False  # tokens of the model do
             if int8:
                 result["int8_off"] = onnx.write_int8(partial / "model_int8.onnx", partial / "model.onnx", exported.model)
             write_pooling(partial, exported)

@@ -39,6 +39,7 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
             )
         config.num_steps, config.trained_steps, config.schedule = steps, None, schedule
         config.step_weights, config.random_steps = None, None
+        config.halt = None  # it was chosen for another number
     return config
 
 

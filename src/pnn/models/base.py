@@ -204,7 +204,8 @@ class EncoderBase(PnnPreTrainedModel):
         """Padded input is (B, L) with an `attention_mask`; packed input is (1, N) with `cu_seqlens` (int32 borders).
         `last_at` (flat indices into the B·L or N tokens) asks for the last state of these tokens alone, (1, len(last_at), d):
         what nobody reads is not computed, which is most of the last step where a few tokens are predicted.
-        `halt` says when tokens stop being refined, in place of the config; `read_out` is the head, for criteria that ask it.
+        `halt` says when tokens stop being refined, in place of the config, which holds for its own number of steps alone: who
+        asks for `num_steps` gets them all. `read_out` is the head, for criteria that ask it.
         `token_type_ids` is taken, because BERT tokenizers send it, and not used: there is no segment embedding."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")

@@ -19,7 +19,7 @@ class HaltingEncoder(EncoderBase):
     criterion: Criterion | None
 
     def make_criterion(self) -> None:
-        halt = self.config.halt
+        halt = self.config.trained_halt or self.config.halt  # a learned unit keeps its weights while another rule is in force
         self.criterion = None if halt is None else CRITERIA[halt["criterion"]](self.config.hidden_size)
 
     def set_halt(self, halt: Halt | Mapping[str, Any] | None) -> None:
@@ -27,14 +27,15 @@ class HaltingEncoder(EncoderBase):
         if halt is not None:
             halt = Halt.of(halt)
             halt.check_steps(self.config.schedule, self.config.num_steps)
-        self.config.halt = None if halt is None else halt.as_dict()
+        self.config.halt, self.config.trained_halt = None if halt is None else halt.as_dict(), None
         if halt is None or type(self.criterion) is not CRITERIA[halt.criterion]:
             self.make_criterion()
             if self.criterion is not None:
                 self.criterion.to(self.device, self.dtype).train(self.training)
 
     def halting_rule(self, halt: Halting, num_steps: int | None, every_token: bool, read: Read | None) -> Rule | None:
-        if halt is False or (halt is None and (self.config.halt is None or every_token)):
+        all_steps = num_steps is not None and not self.training  # asked for so many; training draws a number
+        if halt is False or (halt is None and (self.config.halt is None or every_token or all_steps)):
             return None
         if every_token:
             raise ValueError("gates and attentions come for every token at every step: leave out halt")

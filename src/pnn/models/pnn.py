@@ -65,7 +65,7 @@ class PNNConfig(PreTrainedConfig):
     intermediate_size: int = 2048
     max_position_embeddings: int = 128
     num_steps: int | None = None  # None: the schedule's length, or four
-    trained_steps: int | None = None  # how many there were in training, where `pnn calibrate` chose fewer since
+    trained_steps: int | None = None  # how many there were in training, once `pnn calibrate` has chosen
     schedule: list[int] | None = None  # None: refiner 0 at every step
     repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
     random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
@@ -86,6 +86,7 @@ class PNNConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = 0
     halt: dict[str, Any] | None = None
+    trained_halt: dict[str, Any] | None = None  # how a learned unit halts, where `pnn calibrate` chose something else since
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.num_steps is None:
@@ -124,6 +125,8 @@ class PNNConfig(PreTrainedConfig):
             raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
         if self.halt is not None:
             Halt.of(self.halt).check_steps(self.schedule, self.num_steps)
+        if self.trained_halt is not None and Halt.of(self.trained_halt).criterion != "learned":
+            raise ValueError(f"trained_halt={self.trained_halt} must be that of a learned unit")
 
     @property
     def num_refiners(self) -> int:

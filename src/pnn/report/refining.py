@@ -18,7 +18,8 @@ _numbers = count()  # tells apart the radio buttons of several grids on one page
 
 def grid(found: Refining, title: str, *, only_masks: bool = False) -> Html:
     """`found`: what `evaluation.refining` gives. `only_masks`: begin with the masked tokens alone."""
-    steps, trained, unit = len(found["rows"][0]["cells"]) - 1, found["trained"], found["unit"]
+    steps, unit = len(found["rows"][0]["cells"]) - 1, found["unit"]
+    start = min(steps, found["trained"])  # a calibrated model takes fewer steps than it was trained with
     head = [
         tag("th", step or "input", scope="col", data_name=f"{unit} {step}" if step else "input", **_step(step, found))
         for step in range(steps + 1)
@@ -32,8 +33,9 @@ def grid(found: Refining, title: str, *, only_masks: bool = False) -> Html:
     return tag(
         "div",
         tag("p", title, class_="name"),
-        _controls(found, steps, only_masks),
-        tag("p", *_reading(found, trained), class_="reading"),
+        _controls(found, steps, start, only_masks),
+        tag("p", *_reading(found, start), class_="reading"),
+        *_legend(found),
         tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=label),
         tag("p", f"Point at a cell: what else did the head read after that {unit}?", class_="detail", aria_live="polite"),
         tag("p", "Italic: the head was not trained to read there.", *_halting(found), class_="note"),
@@ -86,14 +88,14 @@ def _share(probability: float) -> str:
     return f"{bare_per_cent(probability, 0)} %"
 
 
-def _controls(found: Refining, steps: int, only_masks: bool) -> Html:
+def _controls(found: Refining, steps: int, start: int, only_masks: bool) -> Html:
     unit, trained = found["unit"], found["trained"]
     name = f"refining-{next(_numbers)}"
-    slider = Html(f'<input type="range" max="{steps}" value="{trained}" id="{name}" data-trained="{trained}">')
+    slider = Html(f'<input type="range" max="{steps}" value="{start}" id="{name}" data-trained="{trained}">')
     parts: list[object] = [
         tag("label", f"Read after {unit}", for_=name),
         slider,
-        tag("output", trained, for_=name),
+        tag("output", start, for_=name),
         tag("label", Html(f'<input type="checkbox" class="only-masked"{" checked" * only_masks}>'), "only masks"),
     ]
     if any("gate" in cell for cell in found["rows"][0]["cells"]):
@@ -102,15 +104,33 @@ def _controls(found: Refining, steps: int, only_masks: bool) -> Html:
 
 
 def _reading(found: Refining, step: int) -> list[Html]:
-    """The text with each mask's best prediction after this step."""
+    """The text with each mask's best prediction after this step; where tokens halt, tinted by when."""
     parts = []
     for row in found["rows"]:
         piece = row["token"].startswith("##")
         if row["masked"]:
             best = row["cells"][step]["top"][0]
-            parts.append(tag("mark", best["token"], style=f"--p:{best['probability']:.3f}"))
+            word = tag("mark", best["token"], style=f"--p:{best['probability']:.3f}")
         else:
-            parts.append(html(row["token"].removeprefix("##")))
+            word = html(row["token"].removeprefix("##"))
+        if "stopped" in row:  # around a mark, whose own colour says how sure the head is
+            stop = row["stopped"]
+            word = tag("span", word, title=f"stops after {found['unit']} {stop}", **_tint(stop, found))
+        parts.append(word)
         if not piece and len(parts) > 1:
             parts.insert(-1, Html(" "))
     return parts
+
+
+def _legend(found: Refining) -> list[Html]:
+    stops = sorted({row["stopped"] for row in found["rows"] if "stopped" in row})
+    if not stops:
+        return []
+    swatches = [part for stop in stops for part in (Html(" "), tag("span", stop, **_tint(stop, found)))]
+    return [tag("p", f"In use a token stops after {found['unit']}", *swatches, class_="note stops")]
+
+
+def _tint(stop: int, found: Refining) -> dict[str, str]:
+    """The later, the stronger."""
+    last = max(row.get("stopped", 0) for row in found["rows"])
+    return {"class_": "stop", "style": f"--s:{stop / max(last, 1):.3f}"}

@@ -23,6 +23,7 @@ from pnn.data.batches import TrainingStream, special_tokens
 from pnn.data.shards import TokenSet
 from pnn.errors import UserError
 from pnn.models.halting import HaltingEncoder
+from pnn.nn.halting import Halt
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ def fit_halting(
         raise UserError(f"a {type(model).__name__} has no refinement steps to halt after")
     if not cost > 0:
         raise UserError(f"cost={cost:g}: expected more than 0, or no token has a reason to halt")
-    before = encoder.config.halt
     try:
-        encoder.set_halt(None)
-        encoder.set_halt({"criterion": "learned", "threshold": 0.5, "min_steps": min_steps, "cost": cost})
+        halt = Halt.of({"criterion": "learned", "threshold": 0.5, "min_steps": min_steps, "cost": cost})
+        halt.check_steps(encoder.config.schedule, encoder.config.num_steps)
     except ValueError as error:
-        encoder.set_halt(before)
         raise UserError(str(error)) from None
+    encoder.set_halt(None)  # a unit that is there would stay
+    encoder.set_halt(halt)
     unit = encoder.criterion
     assert unit is not None
     seen: list[Tensor] = []
