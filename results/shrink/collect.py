@@ -40,15 +40,20 @@ def perplexity(arms: Arms) -> float:
     return math.exp(float(np.mean([sum(one["nats"]) / sum(one["targets"]) for one in arms])))
 
 
-def speed(arms: Arms) -> dict[str, float]:
+def speed(arms: Arms, control: dict[str, Any]) -> dict[str, float]:
     """Times as fast as the whole model at reading and at writing, and as a share of what FLOPs and bytes allow: reading many
-    tokens is bound by FLOPs, writing one token after another by the weights that are read for it."""
+    tokens is bound by FLOPs, writing one token after another by the weights that are read for it. A row's last token alone is
+    read out."""
     found: dict[str, list[float]] = {}
+
+    def reads(flops: float, of: dict[str, Any]) -> float:
+        return flops - of["vocabulary_flops_per_token"] * (1 - 1 / of["length"])
+
     for arm in arms:
         told = arm["summary"]
         before, after = told["before"], told["after"]
         bounds = {
-            "reading": before["flops_per_token"] / after["flops_per_token"],
+            "reading": reads(before["flops_per_token"], control) / reads(after["flops_per_token"], arm),
             "writing": before["parameters"] / after["parameters"],
         }
         for what, bound in bounds.items():
@@ -80,7 +85,7 @@ def collected(arms: Arms) -> dict[str, Any]:
             "perplexity": perplexity(chosen),
             "perplexity_above_control": {"mean": found.value, "low": found.low, "high": found.high},
             f"within_{100 * WITHIN:g}_per_cent": verdict(-found.on_scale(lambda value: value - WITHIN)),
-            "speed": speed(chosen),
+            "speed": speed(chosen, controls[0]),
         }
         name = f"{100 * share:g}"
         out[name if teacher == "logits" else f"{name}, teacher {teacher}"] = row
@@ -133,7 +138,9 @@ def main() -> None:
             "command": "results/shrink/run.py MODEL TEXT RUNS; results/shrink/collect.py",
         },
     )
-    save(png(smaller_models(models)), HERE / "figures" / "shrink.png")
+    curves = {model: found for model, found in models.items() if len(rows_of(found)) > 1}
+    if curves:
+        save(png(smaller_models(curves)), HERE / "figures" / "shrink.png")
     write_between(HERE / "README.md", "table", table(models))
 
 

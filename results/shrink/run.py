@@ -111,6 +111,7 @@ class Study:
                 **labels,
                 **asked,
                 **{key: found[key] for key in ("parameters", "heads", "flops_per_token")},
+                "vocabulary_flops_per_token": 2 * model.get_output_embeddings().weight.numel(),
                 "nats": [round(float(one), 4) for one in nats],
                 "targets": [int(one) for one in targets],
             },
