@@ -206,7 +206,7 @@ def test_an_empty_corpus_is_named(text, tmp_path):
     with pytest.raises(UserError) as caught:
         prepare(data, lambda items, label: items)
     assert str(caught.value) == (
-        f'the text "{file}" is too short: no line has more than 20 characters and at least 5 words; '
+        f'the text "{file}" is empty or too short: no line has more than 20 characters and at least 5 words; '
         "--set data.filter=none takes every line with text"
     )
     assert not any((tmp_path / "prepared").iterdir())

@@ -268,7 +268,7 @@ def test_a_learned_unit_outlives_every_choice(run, halt, pnn_command, monkeypatc
 
     monkeypatch.setattr(room, "SECONDS", 0.01)
     monkeypatch.setattr(room, "fastest", lambda rows, lose: rows[2])
-    code, out, err = pnn_command("calibrate", tmp_path / "unit", "--lose", 5, "--data", "synthetic")
+    code, out, err = pnn_command("calibrate", tmp_path / "unit", "--lose", 5, "--data", "synthetic", "--json")
     assert code == 0, err
     assert "halting by learned" in out  # it is tried again
     assert kept(tmp_path / "unit").num_steps == 2
@@ -346,7 +346,7 @@ def test_text_of_short_lines_is_told_with_what_to_give_instead(trained_run, comm
     code, _, err = pnn_command(command[0], trained_run, *command[1:], "--data", tmp_path / "short.txt")
     assert code == 2
     assert [line for line in err.splitlines() if line.startswith("pnn: ")] == [
-        f'pnn: the text "{tmp_path / "short.txt"}" is too short: no line has more than 20 characters and at least 5 words; '
+        f'pnn: the text "{tmp_path / "short.txt"}" is empty or too short: no line has more than 20 characters and at least 5 words; '
         "give text with longer lines"
     ]
 

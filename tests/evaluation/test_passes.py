@@ -225,6 +225,7 @@ def test_evaluating_computes_live_tokens_alone(model, prepared):
     assert halted["loss"] != plain["loss"]
     assert halted["targets"] == plain["targets"]
     same, unchanged = rows(halt={"criterion": "change", "threshold": 1e-30})
+    assert unchanged.pop("halt")["threshold"] == 1e-30  # it says how it was measured
     assert (same, unchanged) == (every, plain)
 
 

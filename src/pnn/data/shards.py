@@ -265,7 +265,7 @@ def _empty(source: corpora.Source, data: DataConfig, helps: str) -> UserError:
     if data.filter != "paper":
         return UserError(f'the corpus "{source.name}" is empty: it has no text')
     return UserError(
-        f'the text "{source.name}" is too short: no line has more than 20 characters and at least 5 words; {helps}'
+        f'the text "{source.name}" is empty or too short: no line has more than 20 characters and at least 5 words; {helps}'
     )
 
 
