@@ -346,8 +346,8 @@ def test_text_of_short_lines_is_told_with_what_to_give_instead(trained_run, comm
     code, _, err = pnn_command(command[0], trained_run, *command[1:], "--data", tmp_path / "short.txt")
     assert code == 2
     assert [line for line in err.splitlines() if line.startswith("pnn: ")] == [
-        f'pnn: the text "{tmp_path / "short.txt"}" is empty or too short: no line has more than 20 characters and at least 5 words; '
-        "give text with longer lines"
+        f'pnn: the text "{tmp_path / "short.txt"}" is empty or too short: no line has more than 20 characters and at least '
+        "5 words; give text with longer lines"
     ]
 
 
