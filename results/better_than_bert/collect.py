@@ -77,7 +77,7 @@ def copy_in(runs: Path) -> None:
             text = (run.folder / name).read_text(encoding="utf-8")
             if name == "tokens.json":  # the folder's name is enough
                 text = json.dumps({key: one | {"folder": Path(one["folder"]).name} for key, one in json.loads(text).items()})
-            for place, word in places.items():
+            for place, word in sorted(places.items(), reverse=True, key=lambda one: len(one[0])):  # one may begin another
                 text = text.replace(place, word) if "/" in place else text
             write_text(target / name, text)
     if totals["correct"]:

@@ -158,7 +158,7 @@ def copy_in(runs: Path) -> None:
         for name in (*FILES, *(path.name for path in home.glob("speed-*.json"))):
             if (home / name).exists():  # the oracle and a CPU's speed may come later
                 text = (home / name).read_text(encoding="utf-8")
-                for place, word in places.items():
+                for place, word in sorted(places.items(), reverse=True, key=lambda one: len(one[0])):  # one may begin another
                     text = text.replace(place, word) if "/" in place else text
                 write_text(target / name, text)
 
