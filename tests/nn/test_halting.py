@@ -394,7 +394,58 @@ def test_a_unit_that_never_stops_trains_the_model_as_it_was(name):
     assert model(**call).halted_at is None  # other criteria are for use, not for training
 
 
+@pytest.mark.parametrize("form", ["gated", "rounds"])
+def test_a_model_can_train_with_a_context_that_halts(form):
+    more = {"num_steps": None if "schedule" in FORMS[form] else 5, **FORMS[form]}
+    model = build("pnn_equations", random_halt=True, **more).train()
+    packed, borders = some_batch()[2:]
+    labels = torch.where(torch.arange(packed.shape[1]) % 3 == 0, packed, -100)
+    call = {"input_ids": packed, "cu_seqlens": borders, "labels": labels, "logit_positions": None, "output_logits": False}
+    asked, steps = labels[0] != -100, model.config.num_steps
+    means = []
+    for seed in range(40):
+        torch.manual_seed(seed)
+        out = model(**call)
+        assert (out.halted_at[0, asked] == steps).all()
+        assert set(out.halted_at[0, ~asked].tolist()) <= {
+            *range(period(model.config.schedule), steps, period(model.config.schedule)),
+            steps,
+        }
+        means.append(out.halted_at[0, ~asked].float().mean().item())
+    assert min(means) < 0.5 * steps  # nearly all halt when they first can, or nearly none, or something between
+    assert max(means) > 0.8 * steps
+    assert out.step_cost == 0
+    out.loss.backward()
+    assert all(p.grad is not None for p in model.encoder.refiners.parameters())
+    assert model(packed, cu_seqlens=borders, labels=labels).halted_at.min() == steps  # all are asked for: nobody is context
+    assert model(**call, halt=False).halted_at is None
+    assert model.eval()(**call).halted_at is None  # in use every step is computed, unless `halt` says something else
+
+
+def test_a_context_that_halts_in_training_keeps_its_state():
+    """What others read of it is what a plain loop gives them."""
+    model = build("pnn_equations", random_halt=True, num_steps=4, update="rewrite").train()
+    packed, borders = some_batch()[2:]
+    torch.manual_seed(1)
+    out = model.encoder(packed, cu_seqlens=borders, last_at=AT, output_states=True)
+    tokens = model.encoder.embeddings.token(packed)
+    positions, layout = arrange(tokens, None, None, borders, model.config)
+    h = model.encoder.embeddings(tokens, positions)
+    assert 1 < out.halted_at.float().mean() < 4
+    for step in range(1, 5):
+        moved = model.encoder.refiners[0](h, layout)
+        h = torch.where((out.halted_at >= step)[..., None], moved, h)
+        assert torch.allclose(only_at(h, AT if step == 4 else None), out.states[step], atol=1e-6)
+
+
 # Settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_random_halt_and_a_unit_are_one_too_many():
+    with pytest.raises(StrictDataclassError, match="leave one out"):
+        pnn.PNNConfig(**SMALL, num_steps=4, random_halt=True, halt={"criterion": "learned", "threshold": 0.5})
+    with pytest.raises(StrictDataclassError, match="two steps or more"):
+        pnn.PNNConfig(**SMALL, num_steps=1, random_halt=True)
 
 
 def test_halting_is_saved_with_the_model(tmp_path):

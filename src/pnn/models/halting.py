@@ -35,6 +35,8 @@ class HaltingEncoder(EncoderBase):
 
     def halting_rule(self, halt: Halting, num_steps: int | None, every_token: bool, read: Read | None) -> Rule | None:
         all_steps = num_steps is not None and not self.training  # asked for so many; training draws a number
+        if self.training and self.config.random_halt and halt is None and not every_token and num_steps != 0:
+            return Rule(Halt("context"), CRITERIA["context"](self.config.hidden_size), period(self.config.schedule), read)
         if halt is False or (halt is None and (self.config.halt is None or every_token or all_steps)):
             return None
         if every_token:
@@ -47,7 +49,7 @@ class HaltingEncoder(EncoderBase):
         if criterion is None or type(criterion) is not CRITERIA[chosen.criterion]:
             if chosen.criterion == "learned":
                 raise ValueError("halt: this model has no learned unit: fit one (pnn.training.halting.fit_halting)")
-            criterion = CRITERIA[chosen.criterion](self.config.hidden_size)
+            criterion = CRITERIA[chosen.criterion](self.config.hidden_size).train(self.training)
         if criterion.reads and read is None:
             raise ValueError(f"halt: {chosen.criterion} needs a head that chooses between tokens or labels")
         if steps == 0 or (self.training and not isinstance(criterion, Learned)):

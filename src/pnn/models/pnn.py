@@ -54,6 +54,8 @@ class PNNConfig(PreTrainedConfig):
       direction; `"rewrite"` proposes the whole next state, and a gate decides how far the state moves there.
     * `gate`: `"query_key"`, one for each dimension; `"token"`, one for each token; `"none"`.
     * `halt`: when tokens stop being refined, `{"criterion": "change", "threshold": 0.05}` (`nn/halting`). `None`: never.
+    * `random_halt`: in training, tokens that are not predicted stop after a step that is drawn, so that fewer steps for them
+      cost less later.
     """
 
     model_type = "pnn"
@@ -69,6 +71,7 @@ class PNNConfig(PreTrainedConfig):
     schedule: list[int] | None = None  # None: refiner 0 at every step
     repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
     random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
+    random_halt: bool = False  # in training the context stops early, at random
     step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
     update: str = "gated"  # "delta", "rewrite": see nn/updates
     gate: str = "query_key"  # one for each dimension; "token": one for each token; "none"
@@ -123,6 +126,10 @@ class PNNConfig(PreTrainedConfig):
             raise ValueError(f"gate={self.gate!r} is none of {', '.join(GATES)}")
         if not 0 < self.gate_start < 1:
             raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
+        if self.random_halt:
+            Halt("context").check_steps(self.schedule, self.num_steps if self.random_steps is None else self.random_steps[-1])
+            if self.halt is not None and self.halt.get("criterion") == "learned":
+                raise ValueError("random_halt and a learned unit that halts both say who stops in training: leave one out")
         if self.halt is not None:
             Halt.of(self.halt).check_steps(self.schedule, self.num_steps)
         if self.trained_halt is not None and Halt.of(self.trained_halt).criterion != "learned":

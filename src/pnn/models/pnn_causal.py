@@ -58,7 +58,7 @@ class PNNCausalConfig(PNNConfig):
         """Called by `@strict`, beside what a PNNConfig checks."""
         if self.positions != "rotary":
             raise ValueError(f'positions="{self.positions}": a causal PNN has rotary positions')
-        if self.halt is not None:
+        if self.halt is not None or self.random_halt:
             raise ValueError("halt: tokens of a causal PNN do not halt, because later ones read every step of them")
 
 

@@ -64,7 +64,7 @@ class PNNImageConfig(PNNConfig):
             raise ValueError(f"num_channels={self.num_channels}: images are grey (1) or coloured (3)")
         if self.positions != "learned":
             raise ValueError(f'positions="{self.positions}": patches lie in a plane, and have learned positions')
-        if self.halt is not None:
+        if self.halt is not None or self.random_halt:
             raise ValueError("halt: the patches of an image take all steps; num_steps says how many")
         tokens = 1 + (size // patch) ** 2
         if (self.vocab_size, self.max_position_embeddings) != (1, tokens):

@@ -11,7 +11,9 @@ Others go on reading a token that has halted. Saved work is saved time: see `nn/
 those of a model that never halts, to the bit. With several refiners a token halts after a whole round of them.
 
 A learned unit in training draws instead: a live token halts with probability p = σ(w·h + b). The gradient goes through p as if
-the draw were p itself, and every step that a live token takes has a cost.
+the draw were p itself, and every step that a live token takes has a cost. A model that is to be read with a context that has
+halted can train with it (`random_halt` in its config): tokens that nobody asks for then halt after each step with a probability
+that is drawn once for each batch, evenly between 0 and 1.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Criterion(nn.Module):
     most: ClassVar[float | None] = 1.0  # what thresholds must not exceed
     reads: ClassVar[bool] = False  # it asks the head, of tokens that are read: others cannot halt
     measures: ClassVar[bool] = True  # or it goes by what is asked for alone, without a threshold
+    draws: ClassVar[bool] = False  # in training it halts tokens at random; others are for use alone
 
     def __init__(self, hidden_size: int):
         super().__init__()
@@ -72,6 +75,8 @@ class Confidence(Criterion):
 class Learned(Criterion):
     """A vector and a bias on h. Before training it says "go on" nine times in ten."""
 
+    draws = True
+
     def __init__(self, hidden_size: int):
         super().__init__(hidden_size)
         self.weight, self.bias = nn.Parameter(torch.zeros(hidden_size)), nn.Parameter(torch.full((1,), logit(0.1)))
@@ -84,7 +89,7 @@ class Learned(Criterion):
 class Context(Criterion):
     """Who halts is known before the pass: nothing is measured, and a GPU waits once."""
 
-    measures = False
+    measures, draws = False, True
 
 
 CRITERIA: dict[str, type[Criterion]] = {
@@ -164,7 +169,7 @@ class Rule:
 
     @property
     def is_trained(self) -> bool:
-        return isinstance(self.criterion, Learned) and self.criterion.training
+        return self.criterion.draws and self.criterion.training
 
 
 # Steps ----------------------------------------------------------------------------------------------------------------
@@ -291,18 +296,27 @@ def _settled(rule: Rule, before: Tensor, after: Tensor, at: Tensor | None, chose
 def refine_in_training(
     refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor | None, rule: Rule, through: Callable[..., Tensor]
 ) -> Refined:
-    """Every token is computed, and a learned unit draws who of them moves: `lerp` leaves a halted token where it is. `through`
-    calls a refiner."""
-    places, states = Places.of(h, layout), [h]
-    live, real = h.new_ones(*h.shape[:2], 1), places.real.view(*h.shape[:2], 1)
+    """Every token is computed, and it is drawn who of them moves: `lerp` leaves a halted token where it is. `through` calls a
+    refiner."""
+    live, states = h.new_ones(*h.shape[:2], 1), [h]
+    real = torch.ones_like(live) if layout.keep is None else layout.keep[..., None]  # asks a GPU nothing: a pass is recorded
     taken = torch.zeros_like(live)
+    of_context = None if rule.criterion.measures else _chance_of_context(h, at)
     for step, refiner in enumerate(refiners, 1):
         only = at if step == len(refiners) else None
         taken = taken + live * real
         h = torch.lerp(only_at(h, only), through(refiner, h, layout, only), only_at(live, only))
         states.append(h)
         if rule.may_halt_after(step, len(refiners)):
-            p = rule.criterion.measure(h, h, rule.read)[..., None].to(h.dtype)
+            p = rule.criterion.measure(h, h, rule.read)[..., None].to(h.dtype) if of_context is None else of_context
             drawn = (torch.rand_like(p) < p).to(h.dtype) + (p - p.detach())
             live = live * (1 - drawn)
     return Refined(states, taken.detach().round().long().squeeze(-1), rule.halt.cost * taken.sum() / real.sum().clamp(min=1))
+
+
+def _chance_of_context(h: Tensor, at: Tensor | None) -> Tensor:
+    """How likely each token is to halt after a step: one number for the batch, none for those that are asked for."""
+    if at is None:
+        return h.new_zeros(*h.shape[:2], 1)
+    chance = torch.rand((), device=h.device, dtype=h.dtype).expand(h.shape[0] * h.shape[1])
+    return chance.index_fill(0, at, 0.0).view(*h.shape[:2], 1)
