@@ -63,7 +63,8 @@ def subject(sources, schedule=None, count=30):
     for number in range(len(model.encoder.refiners)):
         model.encoder.refiners[number] = Counting()
     model.encoder.embeddings, model.head = Embedded(sources), Head()
-    return Subject(model, Text(Lines(count), np.arange(count), SpecialTokens(MASK, 40, (0, 1, 2, 3, 4)), 0.2, 0, 200))
+    text = Text(Lines(count), np.arange(count), SpecialTokens(MASK, 40, (0, 1, 2, 3, 4)), 0.2, 0, 200)
+    return Subject(model, text, text.tokens.tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,11 @@ def test_who_halts_when(one_source):
     assert kinds["masked"]["halted_after"][3] > 0.5 * kinds["masked"]["tokens"]
     assert kinds["special"]["halted_after"][1] == kinds["special"]["tokens"]
     assert one_source["by_outcome"]["wrong"]["tokens"] + one_source["by_outcome"]["right"]["tokens"] == one_source["targets"]
+    words = {label: row["tokens"] for label, row in one_source["by_kind_of_word"].items()}
+    assert set(words) == {"word start", "punctuation"}  # what the tokenizer says of these ids
+    assert sum(words.values()) == kinds["ordinary"]["tokens"]
+    low, high = one_source["by_loss"].values()  # of words that the head knows, and of others: two losses, no more
+    assert low["tokens"] + high["tokens"] == one_source["targets"]
     assert verdicts(one_source)["who_halts_matters"] == "supported"  # at random the source often halts too soon
 
 

@@ -38,6 +38,7 @@ def difficulty(probability: Tensor) -> Tensor:
 class Subject:
     model: MaskedLMBase
     text: Text
+    tokenizer: Any = None  # says what kinds of words there are, where somebody asks
     _measured: dict[str, Array] = field(default_factory=dict)
 
     @cached_property

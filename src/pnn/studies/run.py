@@ -95,7 +95,7 @@ def open_run(
         held_out.batch_tokens,
     )
     masks = {"mask_probability": text.mask_probability, "mask_seed": text.mask_seed}
-    return Opened(Subject(loaded.model, text), about | masks, out or folder, _on(data, out))
+    return Opened(Subject(loaded.model, text, loaded.tokenizer), about | masks, out or folder, _on(data, out))
 
 
 def _on(data: str | None, out: Path | None) -> str:

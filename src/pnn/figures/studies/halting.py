@@ -23,7 +23,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {  # colour, marker, what the key says
     "right_answers": (AMBER, "*", "oracle: right answers stay"),
     "random": (CONTROL, "X", "the oracle's steps at random"),
 }
-GROUPS = {"by_kind": "", "by_frequency": "", "by_outcome": "masked, "}
+GROUPS = {"by_kind": "", "by_frequency": "", "by_outcome": "masked, ", "by_loss": "masked, "}
 
 
 @styled

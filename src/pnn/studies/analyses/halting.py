@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from pnn.analysis.halting_bound import Rows, at_random, dial, halts_after, oracle
+from pnn.analysis.halting_groups import FREQUENCIES, RIGHT, WRONG, Groups, Tokens, WordKinds
 from pnn.analysis.subject import Subject, with_steps
 from pnn.analysis.totals import Array, Totals, difference_of_ratios, finding, ratios, two_ratios
-from pnn.data import synthetic
+from pnn.analysis.trace import read
 from pnn.evaluation.masked import embedded_corpus
 from pnn.models.base import MaskedLMBase
 from pnn.models.flops import halting_flops
@@ -44,9 +45,6 @@ ORACLES: dict[str, dict[str, Any]] = {
     "from_the_start": {"earliest": 0},
     "right_answers": {"earliest": 1, "right_only": True},
 }
-KINDS = ("masked", "special", "ordinary")
-QUARTERS = ("rarest quarter", "rare", "frequent", "most frequent quarter")
-RIGHT, WRONG = range(2)
 LOSE = 0.003  # of accuracy: what the dial may lose where the bound is compared with it
 FASTER = 0.15  # halting is worth its trouble from 1.15 times the dial's speed on
 MARGIN = 0.1  # steps
@@ -95,8 +93,9 @@ def run(subject: Subject) -> dict[str, Any]:
         for name in ("targets", "context")
     }
     halted["random"] = [at_random(rows, pools) for rows in batches]
+    tokens = [_tokens(rows) for rows in batches]
     frequency = _frequencies(text.tokens, subject.text.sequences, model.config.vocab_size)
-    edges = _quarters(torch.cat([frequency[_words(rows, text.special.never_masked)] for rows in batches]))
+    groups = Groups.of(tokens, text.special.never_masked, frequency, _word_kinds(subject))
     pairs = [(m, k) for m in range(2, steps + 1) for k in halts_after(model, 0) if k < m - 1]
     for number, rows in enumerate(batches):
         sequence = torch.from_numpy(rows.sequence)
@@ -108,7 +107,7 @@ def run(subject: Subject) -> dict[str, Any]:
             _add_condition(totals, f"dials {masked} {others}", rows, dial(rows, masked, others))
         for name, found in halted.items():
             _add_condition(totals, name, rows, found[number])
-        _add_tokens(totals, rows, {name: halted[name][number] for name in ("bound", "random")}, text, frequency, edges)
+        groups.add(totals, tokens[number], {name: halted[name][number].cpu() for name in ("bound", "random")}, steps)
     by_step = [{"steps": step, **_described(totals, f"dial {step}", steps)} for step in range(1, steps + 1)]
     two = [{"masked": m, "others": k, **_described(totals, f"dials {m} {k}", steps)} for m, k in pairs]
     result: dict[str, Any] = {
@@ -129,8 +128,8 @@ def run(subject: Subject) -> dict[str, Any]:
         name = f"dials {fastest['masked']} {fastest['others']}"
         result["findings"]["two_dials_beat_one"] = _beats_the_dial(totals, "two_dials_beat_one", name, fewest)
     if model.config.num_refiners == 1:
-        result |= {"random": _described(totals, "random", steps), **_who_halts(totals, steps)}
-        result["findings"] |= _findings(totals, steps)
+        result |= {"random": _described(totals, "random", steps), **_who_halts(totals, groups)}
+        result["findings"] |= _findings(totals)
     return result
 
 
@@ -206,12 +205,11 @@ def _at(rows: Rows, name: str) -> Tensor:
     return rows.targets if name == "targets" else rows.keep & ~rows.targets
 
 
-def _ordinary(rows: Rows, never_masked: tuple[int, ...]) -> Tensor:
-    return rows.keep & ~rows.targets & ~torch.isin(rows.words, rows.words.new_tensor(never_masked))
-
-
-def _words(rows: Rows, never_masked: tuple[int, ...]) -> Tensor:
-    return rows.words[_ordinary(rows, never_masked)].cpu()
+def _tokens(rows: Rows) -> Tokens:
+    found = read(rows.model, rows.states(rows.all_steps)[-1][rows.targets], rows.labels)
+    sequence = torch.from_numpy(rows.sequence)[:, None].expand(rows.keep.shape)
+    words, keep, targets, correct, loss = (x.cpu() for x in (rows.words, rows.keep, rows.targets, found.correct, found.loss))
+    return Tokens(words, keep, targets, sequence, correct, loss)
 
 
 def _frequencies(tokens: Any, sequences: Any, vocabulary: int) -> Tensor:
@@ -219,60 +217,23 @@ def _frequencies(tokens: Any, sequences: Any, vocabulary: int) -> Tensor:
     return torch.from_numpy(np.bincount(tokens.take(sequences), minlength=vocabulary))
 
 
-def _quarters(frequencies: Tensor) -> Tensor:
-    """Three frequencies that cut these tokens in four, as equally as they can."""
-    return frequencies.double().quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+def _word_kinds(subject: Subject) -> WordKinds | None:
+    if (corpus := embedded_corpus(subject.text.tokens.manifest)) is not None:
+        return WordKinds.of_corpus(corpus)
+    if subject.tokenizer is not None:
+        return WordKinds.of_tokenizer(subject.tokenizer, subject.model.config.vocab_size)
+    return None
 
 
-def _add_tokens(totals: Totals, rows: Rows, halted: dict[str, Tensor], text: Any, frequency: Tensor, edges: Tensor) -> None:
-    special, corpus = text.special.never_masked, embedded_corpus(text.tokens.manifest)
-    ordinary, keep, targets = (x.cpu() for x in (_ordinary(rows, special), rows.keep, rows.targets))
-    words, sequence = rows.words.cpu(), torch.from_numpy(rows.sequence)[:, None].expand(keep.shape)
-    right = torch.zeros_like(keep)
-    right[targets] = (rows.predictions(rows.states(rows.all_steps)[-1]) == rows.labels).cpu()
-    groups = {
-        "kind": (keep, torch.where(targets, 0, torch.where(ordinary, 2, 1)), len(KINDS)),
-        "frequency": (ordinary, torch.bucketize(frequency[words].double(), edges), len(QUARTERS)),
-        "outcome": (targets, torch.where(right, RIGHT, WRONG), 2),
-    }
-    if corpus is not None:
-        kinds = torch.from_numpy(synthetic.language(corpus).kind_of_word[words.numpy()])
-        groups["kind of word"] = (ordinary, kinds.long().clamp(min=0), len(synthetic.KINDS))
-    most = int(rows.all_steps.max())
-    for name, (at, group, size) in groups.items():
-        which = torch.nn.functional.one_hot(group[at], size)
-        totals.add(f"{name} tokens", sequence[at], which)
-        for who, taken in halted.items():
-            totals.add(f"{name} {who}", sequence[at], which * taken.cpu()[at][:, None])
-        counts = torch.nn.functional.one_hot(halted["bound"].cpu()[at], most + 1)
-        totals.add(f"{name} counts", sequence[at], which[:, :, None] * counts[:, None])
+def _who_halts(totals: Totals, groups: Groups) -> dict[str, Any]:
+    found, chance = (groups.told(totals, who) for who in ("bound", "random"))
+    for group, rows in found.items():
+        for label, row in rows.items():
+            row["steps_at_random"] = chance[group][label]["steps"]
+    return found
 
 
-def _who_halts(totals: Totals, steps: int) -> dict[str, Any]:
-    def rows(name: str, labels: tuple[str, ...]) -> dict[str, Any]:
-        counts = totals.of(f"{name} counts").sum(0).reshape(len(labels), steps + 1)
-        means, chance = (ratios(totals, f"{name} {who}", f"{name} tokens") for who in ("bound", "random"))
-        return {
-            label: {
-                "tokens": int(counts[i].sum()),
-                "steps": means[i],
-                "steps_at_random": chance[i],
-                "halted_after": [int(n) for n in counts[i]],
-            }
-            for i, label in enumerate(labels)
-            if counts[i].any()
-        }
-
-    words = {"by_kind_of_word": rows("kind of word", tuple(synthetic.KINDS))} if "kind of word counts" in totals else {}
-    return {
-        "by_kind": rows("kind", KINDS),
-        "by_frequency": rows("frequency", QUARTERS),
-        "by_outcome": rows("outcome", ("right", "wrong")),
-        **words,
-    }
-
-
-def _findings(totals: Totals, steps: int) -> dict[str, Finding]:
+def _findings(totals: Totals) -> dict[str, Finding]:
     def later(name: str, group: str, one: int, other: int, measure: str) -> Finding:
         columns = [two_ratios(totals, f"{group} {who}", f"{group} tokens", one, other) for who in ("bound", "random")]
         return finding(
@@ -301,7 +262,7 @@ def _findings(totals: Totals, steps: int) -> dict[str, Finding]:
             "rare_tokens_halt_later",
             "frequency",
             0,
-            len(QUARTERS) - 1,
+            len(FREQUENCIES) - 1,
             "mean steps of the rarest quarter − those of the most frequent quarter, of tokens that are not masked",
         ),
         "wrong_tokens_halt_later": later(
