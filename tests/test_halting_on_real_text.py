@@ -20,7 +20,7 @@ from pnn.runs import read_json
 from pnn.training.run import train_run
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("measure", "collect")
+NAMES = ("measure", "picture", "collect")
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +159,24 @@ def test_collecting_says_who_won(scripts, home, tmp_path, monkeypatch, faster, s
     assert f"| {said} |" in (collect.HERE / "README.md").read_text()
     assert read_json(collect.BENCHMARKS / "halting-real-text-cpu-1-cores.json")["ratios"] == ratios
     assert (collect.HERE / "figures" / "accuracy_against_speed.png").exists()
+
+
+@pytest.mark.parametrize(("lost", "said"), [(0.05, ["↓ 5.0 points lost"]), (0.01, [])])
+def test_the_picture_has_all_that_was_chosen_and_says_what_it_cannot_show(scripts, home, tmp_path, lost, said):
+    """Large marks of the dial and of the unit: of the other kinds all steps were chosen. At random the unit's steps lose less
+    than the picture shows, or more."""
+    planted(home, tmp_path, 1.5)
+    totals = read_json(path := tmp_path / "home" / "pnn_paper" / "by_sequence.json")
+    totals["lost_at_random"] = {name: [lost * targets for targets in totals["targets"]] for name in totals["lost_at_random"]}
+    path.write_text(json.dumps(totals))
+    ((slug, models),) = (machines := scripts["collect"].models_in(tmp_path / "home")).items()
+    row = scripts["collect"].metrics_of(models["pnn_paper"]) | {"oracle": {"ideal_speedup": {"value": 2.5}}}
+    (axes,) = scripts["picture"].accuracy_against_speed(machines, {slug: {"pnn_paper": row}}).axes
+    large = sorted(round(float(mark.lines[0].get_xdata()[0]), 3) for mark in axes.containers)
+    assert large == ([1.0, 1.5] if said else [1.0, 1.5, 1.5])
+    assert [text.get_text() for text in axes.texts if "lost" in text.get_text()] == said
+    stars = [drawn for drawn in axes.lines if drawn.get_marker() == "*"]
+    assert [(star.get_xdata()[0], star.get_ydata()[0]) for star in stars] == [(2.5, row["accuracy"])]
 
 
 def test_nothing_to_collect_is_said(scripts, tmp_path, monkeypatch):

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from picture import AIM, CAPTION, FIXED, LOOKS, NAMES, accuracy_against_speed
 
 from pnn.errors import UserError
-from pnn.figures.marks import AMBER, BLUE, CONTROL, GREEN, ORANGE, PINK, line
-from pnn.figures.style import SMALL, WIDTH, per_cent_axis, png, save, styled
+from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
 from pnn.numbers import estimate, per_cent, written
 from pnn.results import Json, texts_of
@@ -35,27 +34,7 @@ HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
 BENCHMARKS = HERE.parents[2] / "benchmarks" / "results"
 FILES = ("config.yaml", "environment.json", "evaluation.json", "ways.json", "by_sequence.json", "analysis/halting.json")
-NAMES = {"pnn_paper": "the paper's PNN", "pnn_rewrite_one": "one rewriting refiner"}
 TEXT = "wikitext_tokens"
-FIXED = ("dial", "two_dials")  # who takes how many steps is known before the pass
-LOOKS = {  # colour, marker, what the key says
-    "dial": (BLUE, "o", "fewer steps for everyone (the dial)"),
-    "two_dials": (GREEN, "s", "fewer for tokens that are not masked (two dials)"),
-    "change": (PINK, "^", "halting by the size of the change"),
-    "confidence": (AMBER, "v", "halting by confidence"),
-    "learned": (ORANGE, "D", "halting by a learned unit"),
-}
-AIM = 1.4
-CAPTION = (
-    "![Accuracy against measured speed](figures/accuracy_against_speed.png)\n"
-    "*Per cent of masked tokens of WikiText-103 valid right against measured speed (all steps are 1×, logarithmic). Large "
-    "marks: the settings chosen on the tail, with 95 % intervals of what they lose; small marks: all others, of a unit one for "
-    "each seed, cost and threshold. Numbers are steps, a/b are a steps for masked tokens and b for others. The oracle stands "
-    "at its ideal speed, counted and not measured; the unit's steps at random at the speed of the unit. Dotted: 1.4× and 0.3 "
-    "points lost. What loses more than two points is left out.*"
-)
-SHOWN = 0.021  # lost: the figure ends there
-RANDOM, ORACLE = "the unit's steps at random", "oracle: ideal speed, in FLOPs"
 LEAST_SEEDS = 3  # for a verdict
 OUTCOMES = {SUPPORTED: "won", NOT_SUPPORTED: "lost", UNDECIDED: "undecided"}
 Array = NDArray[np.float64]
@@ -286,64 +265,6 @@ def table(found: dict[str, dict[str, Row]]) -> str:
                 cells = [slug, NAMES.get(name, name), "the oracle", "", "0", "", f"{estimate(ideal, 2)}", "", ""]
                 lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-@styled
-def accuracy_against_speed(machines: dict[str, dict[str, Model]], found: dict[str, dict[str, Row]]) -> Figure:
-    rows, columns = len(machines), max(map(len, machines.values()))
-    figure = Figure(figsize=(WIDTH, 1.1 + 3.0 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
-    handles: dict[str, Any] = {}
-    for across, (slug, models) in zip(panels, machines.items(), strict=True):
-        for axes, (name, model) in zip(across, models.items(), strict=False):
-            panel(axes, model, found[slug][name])
-            axes.set_title(f"{NAMES.get(name, name)}, {slug}")
-            handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        for axes in across[len(models) :]:
-            axes.set_visible(False)
-    order = [said for said in (*(said for _, _, said in LOOKS.values()), RANDOM, ORACLE) if said in handles]
-    figure.legend([handles[said] for said in order], order, loc="outside upper center", ncols=2)
-    return figure
-
-
-def panel(axes: Any, model: Model, row: Row) -> None:
-    """Large marks are the settings that were chosen, with whiskers of what they lose; small ones all others. What loses more
-    than two points is out of sight."""
-    whole = row["accuracy"]
-
-    def accuracy_of(lost: Json) -> Json:
-        value, (low, high) = lost["value"], lost["interval"]
-        return {"value": whole - value, "interval": [None if end is None else whole - end for end in (high, low)]}
-
-    for family, (colour, marker, said) in LOOKS.items():
-        ways = sorted([model.ways[0], *model.family(family)][family == "dial" :], key=model.speed_of)
-        x = [model.speed_of(way) for way in ways]
-        y = [whole - model.lost(way).sum() / model.targets.sum() for way in ways]
-        axes.plot(x, y, color=colour, marker=marker, ms=2.5, alpha=0.6, lw=1.2 if family == "dial" else 0)
-        way = row["ways"][family]
-        line(axes, [way["speed"]], [accuracy_of(way["points_lost"])], colour, marker=marker, ms=6, label=said, ls="")
-        if family in FIXED:
-            for at, height, one in zip(x, y, ways, strict=True):
-                halt = one["changes"]["halt"]
-                text = str(one["changes"]["num_steps"]) + (f"/{halt['min_steps']}" if halt else "")
-                if family == "dial" or halt:
-                    where = {"textcoords": "offset points", "annotation_clip": True}
-                    above = 5 if family == "dial" else -12
-                    axes.annotate(text, (at, height), (3, above), fontsize=SMALL, color=colour, **where)
-    halting = row["ways"]["learned"]
-    if "random_points_lost" in halting:
-        lost = accuracy_of(halting["random_points_lost"])
-        line(axes, [halting["speed"]], [lost], CONTROL, marker="X", ms=6, label=RANDOM, ls="")
-    if "oracle" in row:
-        ideal = row["oracle"]["ideal_speedup"]["value"]
-        axes.plot([ideal], [whole], "*", color=ORANGE, mfc="white", ms=11, label=ORACLE)
-    axes.axvline(AIM, color=CONTROL, lw=0.8, ls=":")
-    axes.axhline(whole - LOSE, color=CONTROL, lw=0.8, ls=":")
-    axes.set(xscale="log", xlabel="measured speed, all steps = 1×", ylabel="accuracy (%)")
-    axes.set_ylim(whole - SHOWN, whole + SHOWN / 3)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}×" if round(value, 1) in (2, 3, 5) else "")
-    per_cent_axis(axes)
 
 
 def answer(found: dict[str, dict[str, Row]]) -> str:
