@@ -14,13 +14,13 @@ import torch
 
 from pnn.config import load_config
 from pnn.errors import UserError
-from pnn.evaluation.choosing import predictions
+from pnn.evaluation.choosing import predictions, steps_taken
 from pnn.models.loading import load_run
 from pnn.runs import read_json
 from pnn.training.run import train_run
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("measure", "picture", "collect")
+NAMES = ("kept", "groups", "measure", "picture", "collect")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_steps_at_random_that_are_all_steps_change_nothing(scripts, run):
 @torch.no_grad()
 def test_the_sample_is_the_text(scripts, run, home):
     """In batches of any size its predictions are right as often as in one."""
-    sample = scripts["measure"].load_file(home / "sample.safetensors")
+    sample = scripts["kept"].load_file(home / "sample.safetensors")
     model, right = load_run(run).model.eval(), []
     for size in (100, 512):
         batches = list(scripts["measure"].packed(sample, "wikitext_tokens", 512, size))
@@ -177,6 +177,45 @@ def test_the_picture_has_all_that_was_chosen_and_says_what_it_cannot_show(script
     assert [text.get_text() for text in axes.texts if "lost" in text.get_text()] == said
     stars = [drawn for drawn in axes.lines if drawn.get_marker() == "*"]
     assert [(star.get_xdata()[0], star.get_ydata()[0]) for star in stars] == [(2.5, row["accuracy"])]
+
+
+def test_which_tokens_stop_when_is_told_where_it_was_measured(scripts, run, home, tmp_path, monkeypatch):
+    collect, there = scripts["collect"], tmp_path / "home" / "pnn_paper"
+    planted(home, tmp_path, 1.5)
+    monkeypatch.setattr(sys, "argv", ["collect.py", str(tmp_path)])
+    collect.main()
+    assert "<!-- groups -->\nNot measured yet." in (collect.HERE / "README.md").read_text()
+    scripts["measure"].measure_groups(run, there)
+    collect.main()
+    found = read_json(there / "groups.json")
+    assert sorted(way["seed"] for way in found["ways"]) == [0, 1, 2]  # other criteria lose too much
+    assert "| ordinary, rarest quarter |" in (collect.HERE / "README.md").read_text()
+
+    subject, described, sample = scripts["kept"].left_by_ways(run, there)
+    (batch,) = scripts["kept"].packed(sample, "wikitext_tokens", 1024, 2048)
+    for told in found["ways"]:
+        way = scripts["kept"].Way.of_json(next(row for row in described if row["name"] == told["name"]))
+        with subject.take(way), torch.no_grad():
+            steps = steps_taken(subject.model, batch)
+        assert told["by_kind"]["masked"]["steps"]["value"] == pytest.approx(steps[batch.positions.numpy()].mean())
+        assert sum(row["tokens"] for row in told["by_kind"].values()) == found["tokens"] == len(steps)
+        assert sum(row["tokens"] for row in told["by_loss"].values()) == found["targets"] == len(batch.labels)
+
+
+def test_of_each_criterion_and_seed_the_fewest_flops_that_lose_little_are_told(scripts):
+    rows = [
+        ("dial", None, 0.5, 0.0),
+        ("change", None, 0.6, 0.004),
+        ("change", None, 0.8, 0.003),
+        ("change", None, 0.9, 0.0),
+        ("confidence", None, 0.3, 0.1),
+        ("learned", 0, 0.7, 0.002),
+        ("learned", 0, 0.75, 0.0),
+        ("learned", 1, 0.65, -0.001),
+    ]
+    keys = ("family", "seed", "flops_share", "lost_on_tail")
+    chosen = scripts["groups"].fewest_flops([dict(zip(keys, row, strict=True)) for row in rows])
+    assert [(row["family"], row["flops_share"]) for row in chosen] == [("learned", 0.65), ("learned", 0.7), ("change", 0.8)]
 
 
 def test_nothing_to_collect_is_said(scripts, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from picture import AIM, CAPTION, FIXED, LOOKS, NAMES, accuracy_against_speed
 from pnn.errors import UserError
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
-from pnn.numbers import estimate, per_cent, written
+from pnn.numbers import count, estimate, per_cent, written
 from pnn.results import Json, texts_of
 from pnn.runs import check_commit, read_config, read_json
 from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Estimate, middle, resampled_sums, seeds_and_sequences, verdict
@@ -33,7 +33,15 @@ from pnn.studies.analyses.halting import FASTER, LOSE
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
 BENCHMARKS = HERE.parents[2] / "benchmarks" / "results"
-FILES = ("config.yaml", "environment.json", "evaluation.json", "ways.json", "by_sequence.json", "analysis/halting.json")
+ORACLE, GROUPS = "analysis/halting.json", "groups.json"  # these two may come later, or never
+FILES = ("config.yaml", "environment.json", "evaluation.json", "ways.json", "by_sequence.json", ORACLE, GROUPS)
+GROUPED = {  # and what stands before a group's name
+    "by_kind": "",
+    "by_frequency": "ordinary, ",
+    "by_kind_of_word": "ordinary, ",
+    "by_outcome": "masked, ",
+    "by_loss": "masked, ",
+}
 TEXT = "wikitext_tokens"
 LEAST_SEEDS = 3  # for a verdict
 OUTCOMES = {SUPPORTED: "won", NOT_SUPPORTED: "lost", UNDECIDED: "undecided"}
@@ -135,7 +143,7 @@ def copy_in(runs: Path) -> None:
         sources = [one["source"] for one in texts_of(read_json(home / "evaluation.json")).values()]
         places |= {source: f"DATA/{Path(source).name}" for source in sources}
         for name in (*FILES, *(path.name for path in home.glob("speed-*.json"))):
-            if (home / name).exists():  # the oracle and a CPU's speed may come later
+            if (home / name).exists():
                 text = (home / name).read_text(encoding="utf-8")
                 for place, word in sorted(places.items(), reverse=True, key=lambda one: len(one[0])):  # one may begin another
                     text = text.replace(place, word) if "/" in place else text
@@ -215,8 +223,7 @@ def metrics_of(model: Model) -> Row:
     outcome = verdict(Estimate.from_json(halting["against_dial"]), 1 + FASTER) if enough else UNDECIDED
     found["verdict"] = OUTCOMES[outcome]
     found["aim_reached"] = halting["speed"] >= AIM and halting["points_lost"]["value"] <= LOSE
-    analysis = model.folder / "analysis" / "halting.json"
-    if analysis.exists():
+    if (analysis := model.folder / ORACLE).exists():
         found["oracle"] = bound_of(read_json(analysis))
         ideal = found["oracle"]["ideal_speedup"]["value"]
         found["share_of_oracle"] = {"ideal": halting["ideal_speed"] / ideal, "measured": halting["speed"] / ideal}
@@ -267,6 +274,28 @@ def table(found: dict[str, dict[str, Row]]) -> str:
     return "\n".join(lines)
 
 
+def groups_table(folder: Path) -> str:
+    """Mean steps of each group of tokens, by the oracle and by each criterion that loses little enough; of units over seeds."""
+    ways = read_json(folder / GROUPS)["ways"]
+    oracle = read_json(folder / ORACLE) if (folder / ORACLE).exists() else {}
+    families = [family for family in LOOKS if any(way["family"] == family for way in ways)]
+    units = sum(way["family"] == "learned" for way in ways)
+    heads = [LOOKS[family][2] + f", {units} seed{'s' * (units != 1)}" * (family == "learned") for family in families]
+    name = NAMES.get(folder.name, folder.name)
+    lines = ["| " + " | ".join([name, "tokens", "oracle", *heads]) + " |", "|---" * (3 + len(families)) + "|"]
+    for group, before in GROUPED.items():
+        for label, row in (ways[0][group] if ways else {}).items():
+            bound = oracle.get(group, {}).get(label)
+            cells = [f"{before}{label}", count(row["tokens"]), estimate(bound["steps"], 2) if bound else ""]
+            for family in families:
+                found = [way[group][label]["steps"] for way in ways if way["family"] == family]
+                means = [one["value"] for one in found]
+                over = f"{written(np.mean(means), 2)} ({written(min(means), 2)} to {written(max(means), 2)})"
+                cells.append(over if family == "learned" else estimate(found[0], 2))
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) if ways else f"{name}: no criterion loses so little."
+
+
 def answer(found: dict[str, dict[str, Row]]) -> str:
     said = []
     for slug, models in found.items():
@@ -314,6 +343,11 @@ def main() -> None:
     save(png(accuracy_against_speed(machines, found)), HERE / "figures" / "accuracy_against_speed.png")
     write_between(HERE / "README.md", "table", f"{table(found)}\n\n{CAPTION}")
     print(table(found), answer(found), sep="\n\n")
+    folders = {model.folder for models in machines.values() for model in models.values() if (model.folder / GROUPS).exists()}
+    if folders:
+        grouped = "\n\n".join(groups_table(folder) for folder in sorted(folders))
+        write_between(HERE / "README.md", "groups", grouped)
+        print(f"\n{grouped}")
 
 
 if __name__ == "__main__":

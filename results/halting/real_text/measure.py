@@ -1,16 +1,20 @@
-"""Every way of stopping early, of one trained model: who is right, and how fast it is. In two parts:
+"""Every way of stopping early, of one trained model: who is right, how fast it is, and which tokens stop when. In three parts:
 
 python results/halting/real_text/measure.py ways RUN HOME      # accuracy on both texts, with units fitted on training text
 python results/halting/real_text/measure.py speed MODEL HOME   # speed on this machine, of the sequences that `ways` left there
+python results/halting/real_text/measure.py groups MODEL HOME  # steps of rare and frequent tokens, of kinds of words, by loss
 
 RUN is a finished run whose config evaluates on `wikitext_tokens`; MODEL the same weights in any folder. The ways are those that
 `pnn calibrate` tries: fewer steps for everyone (dial), fewer for tokens that are not masked (two dials), halting by the size of
 the change, by confidence, and by a learned unit, one for each seed and cost. Thresholds come from the run's held-out tail. Ways
 that lose more than two points there are left out of the rest.
 
+`groups` tells of each criterion the way with the fewest FLOPs that loses at most 0.3 points on the tail, of units one for each
+seed.
+
 HOME gets ways.json, by_sequence.json (what is lost against all steps in each sequence of WikiText), units.safetensors and
-sample.safetensors, from which `speed` needs nothing but the weights; speed-<hardware>.json; and the run's config.yaml,
-environment.json and evaluation.json.
+sample.safetensors, from which the others need nothing but the weights; speed-<hardware>.json; groups.json; and the run's
+config.yaml, environment.json and evaluation.json.
 """
 
 from __future__ import annotations
@@ -19,16 +23,17 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from groups import measure_groups
+from kept import FIXED, TEXT, Halting, Way, left_by_ways, packed
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from pnn import runs
@@ -36,67 +41,24 @@ from pnn.analysis.halting_bound import Rows, at_random
 from pnn.analysis.trace import Batch as TraceBatch
 from pnn.analysis.trace import Text
 from pnn.bench.timing import hardware_slug, machine
-from pnn.data.batches import pack, special_tokens
+from pnn.data.batches import special_tokens
 from pnn.data.corpora import open_source
 from pnn.data.run_tokens import held_out
 from pnn.data.shards import prepare, prepare_source
 from pnn.errors import UserError
-from pnn.evaluation.choosing import Batch, Setting, halting_settings, in_force, predictions, settings, steps_taken
+from pnn.evaluation.choosing import Batch, halting_settings, predictions, settings, steps_taken
 from pnn.files import write_json, write_text
 from pnn.models.flops import halting_flops
-from pnn.models.loading import LoadedRun, load_run
+from pnn.models.loading import load_run
 from pnn.progress import say, track
 from pnn.studies.analyses.halting import SAMPLE as ORACLE_SEQUENCES
 from pnn.training.halting import fit_halting, masked_batches
 from pnn.turns import take_turns
 
-TEXT = "wikitext_tokens"
-FAMILIES = {None: "dial", "context": "two_dials"}  # of a setting's criterion; others are named after it
-FIXED = ("dial", "two_dials")  # who takes how many steps is known before the pass
 COSTS = (0.003, 0.01, 0.03)  # of a step, for units
 UPDATES = 60  # that fit a unit
 TOO_MUCH = 0.02  # lost on the tail: such a way is not measured further
 Counts = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Way:
-    name: str
-    family: str
-    changes: dict[str, Any]  # of the model's config
-    unit: str | None = None
-    seed: int | None = None
-    cost: float | None = None
-
-    @staticmethod
-    def of(setting: Setting, unit: str | None = None, **more: Any) -> Way:
-        criterion = (setting.changes["halt"] or {}).get("criterion")
-        name = setting.said if unit is None else f"{unit}, {setting.said}"
-        return Way(name, FAMILIES.get(criterion, criterion), setting.changes, unit, **more)
-
-
-class Halting:
-    """A model whose units can be exchanged."""
-
-    def __init__(self, loaded: LoadedRun, units: dict[str, dict[str, Tensor]] | None = None):
-        self.model, self.precision = loaded.model.eval(), loaded.precision
-        device = self.model.device  # nothing is sent there in a pass that is timed
-        self.units = {unit: {key: x.to(device) for key, x in one.items()} for unit, one in (units or {}).items()}
-        if units:  # before a pass is recorded: the unit is one of the model's weights
-            encoder: Any = self.model.base_model
-            encoder.set_halt({"criterion": "learned", "threshold": 0.5})
-
-    def computing(self) -> torch.autocast:
-        """Weights are cast in every pass, as recorded ones do: nobody is faster because another pass has cast them before."""
-        enabled = self.precision != torch.float32
-        return torch.autocast(self.model.device.type, self.precision, enabled=enabled, cache_enabled=False)
-
-    def take(self, way: Way) -> Any:
-        """A context in which the model computes this way."""
-        if way.unit is not None:
-            encoder: Any = self.model.base_model
-            encoder.criterion.load_state_dict(self.units[way.unit])
-        return in_force(self.model, Setting(way.changes, way.name))
 
 
 def asked(batch: TraceBatch) -> Batch:
@@ -266,14 +228,8 @@ def measure_speed(model: Path, home: Path, sizes: list[int], tokens: int, second
     if not torch.cuda.is_available():
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
         torch.set_num_threads(threads)
-    units: dict[str, dict[str, Tensor]] = {}
-    for key, x in load_file(home / "units.safetensors").items():
-        unit, _, name = key.rpartition("/")
-        units.setdefault(unit, {})[name] = x
-    subject = Halting(load_run(model), units)
-    known = [field.name for field in fields(Way)]
-    ways = [Way(**{key: one[key] for key in known}) for one in runs.read_json(home / "ways.json")["ways"]]
-    sample = load_file(home / "sample.safetensors")
+    subject, described, sample = left_by_ways(model, home)
+    ways = [Way.of_json(row) for row in described]
     batches = {(text, size): list(packed(sample, text, tokens, size)) for text in ("tail", TEXT) for size in sizes}
 
     def run(way: Way, some: list[Batch]) -> list[Tensor]:
@@ -308,25 +264,6 @@ def slug(hardware: dict[str, Any], threads: int) -> str:
     return hardware_slug(hardware | {"cores": threads})
 
 
-def packed(sample: dict[str, Tensor], text: str, tokens: int, size: int) -> Iterator[Batch]:
-    """The first sequences, so many tokens in batches of `size`; none that is only filled in part, which would be slower."""
-    ids, lengths, positions, labels = (sample[f"{text}/{key}"] for key in ("ids", "lengths", "positions", "labels"))
-    ends = lengths.cumsum(0)
-    start = 0
-    for _ in range(max(1, tokens // size)):
-        if start == len(ends):
-            raise UserError(f"{text} has too few tokens for {tokens // size} batches of {size:,}: fewer --tokens")
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int((ends <= before + size).sum()))
-        end = int(ends[stop - 1])
-        here = (positions >= before) & (positions < end)
-        batch = pack(ids[before:end].numpy(), lengths[start:stop].numpy(), np.arange(start, stop))
-        at = positions[here] - before
-        of_token = np.repeat(np.arange(start, stop), lengths[start:stop].numpy())
-        yield Batch(batch, at, labels[here], of_token[at.numpy()])
-        start = stop
-
-
 def right_share(found: list[Tensor], batches: list[Batch]) -> float:
     """Of the targets that were timed: beside another machine's share, a check that both compute the same."""
     labels = torch.cat([batch.labels for batch in batches])
@@ -336,8 +273,8 @@ def right_share(found: list[Tensor], batches: list[Batch]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
-    ways, speed = parts.add_parser("ways"), parts.add_parser("speed")
-    for one in (ways, speed):
+    ways, speed, groups = (parts.add_parser(name) for name in ("ways", "speed", "groups"))
+    for one in (ways, speed, groups):
         one.add_argument("run", type=Path)
         one.add_argument("home", type=Path)
     ways.add_argument("--seeds", type=int, default=3, help="of units")
@@ -353,6 +290,8 @@ def main() -> None:
     part, run, home = (given.pop(key) for key in ("part", "run", "home"))
     if part == "ways":
         measure_ways(run, home, given["seeds"], given["batch_tokens"], given["fit_tokens"], given["kept_tokens"])
+    elif part == "groups":
+        measure_groups(run, home)
     else:
         measure_speed(run, home, given["batch_tokens"], given["tokens"], given["seconds"], given["threads"])
 

@@ -4,7 +4,8 @@
 #   results/halting/real_text/run.sh measure RUNS    # oracle, accuracy and speed of every way to stop early, on this machine
 #   results/halting/real_text/run.sh gpu TOKENS WIKITEXT RUNS [pnn sweep arguments]     # both of these
 #   results/halting/real_text/run.sh pack RUNS       # the weights in bf16, in pieces of 15 MB: RUNS/pieces
-#   results/halting/real_text/run.sh cpu RUNS        # speed on two cores; needs RUNS/home and RUNS/pieces, or the runs themselves
+#   results/halting/real_text/run.sh cpu RUNS        # speed on two cores, and which tokens stop when; needs RUNS/home.tar.gz
+#                                                      # and RUNS/pieces, or the runs themselves
 # TOKENS and WIKITEXT: folders of token shards (../../better_than_bert/README.md). What is to be kept lies in RUNS/home, and as one
 # file in RUNS/home.tar.gz. WAYS and SPEED may hold further arguments of the two parts of measure.py.
 set -euo pipefail
@@ -67,6 +68,8 @@ cpu() {
     weights "$runs" "$model"
     [ -e "$runs/home/$model/speed-cpu-2-cores.json" ] ||
       CUDA_VISIBLE_DEVICES="" python3 "$here/measure.py" speed "$runs/weights/$model" "$runs/home/$model" ${SPEED:-}
+    [ -e "$runs/home/$model/groups.json" ] ||
+      CUDA_VISIBLE_DEVICES="" python3 "$here/measure.py" groups "$runs/weights/$model" "$runs/home/$model"
   done
 }
 
