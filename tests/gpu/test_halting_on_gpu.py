@@ -1,12 +1,14 @@
-"""Tokens that halt on a GPU: in fp32 what a CPU computes, in 16 bit about that, by borders and in sizes of few kinds.
-Run by hand: pytest -m gpu tests/gpu/test_halting_on_gpu.py"""
+"""Tokens that halt on a GPU: in fp32 what a CPU and a plain loop compute, in 16 bit about that, by borders and in sizes of few
+kinds. Run by hand: pytest -m gpu tests/gpu/test_halting_on_gpu.py"""
 
 import pytest
 import torch
 
 import pnn
+from pnn.models.base import arrange
 from pnn.nn import fast, live
 from pnn.nn.halting import CRITERIA, Criterion
+from pnn.schedule import period
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -25,9 +27,20 @@ class OneNumber(Criterion):
         return after[:, -1].float()
 
 
+class Drawn(Criterion):
+    """A pattern without order, another one for each seed: whenever they can, about two in five of the live tokens halt."""
+
+    seed = 0
+
+    def measure(self, before, after, read):
+        along = torch.randn(after.shape[-1], generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
+        return (20 * after.double() @ along.to(after.device)) % 1
+
+
 @pytest.fixture(autouse=True)
 def _known(monkeypatch):
     monkeypatch.setitem(CRITERIA, "one number", OneNumber)
+    monkeypatch.setitem(CRITERIA, "drawn", Drawn)
 
 
 def build(form):
@@ -80,3 +93,111 @@ def test_in_16_bit_attention_goes_by_borders(form, monkeypatch):
     assert same.float().mean() > 0.9
     difference = (found.last_hidden_state.float() - exact.last_hidden_state)[0, same].norm(dim=-1)
     assert difference.median() < 0.02 * exact.last_hidden_state.norm(dim=-1).median()
+
+
+# Beside a plain loop ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device():
+    """What follows can be called with "cpu" too."""
+    return "cuda"
+
+
+def rows(device):
+    """The batch as padded rows, and which of their tokens are real."""
+    flat, _, at = batch()
+    keep = torch.arange(int(LENGTHS.max())) < LENGTHS[:, None]
+    ids = torch.full(keep.shape, 7).masked_scatter_(keep, flat)
+    return ids.to(device), keep.to(device), keep.flatten().nonzero()[at, 0].to(device)
+
+
+def plain_loop(encoder, ids, keep, taken):
+    """h⁰ … hᵀ by the equations, in fp32: every token is computed at every step, and stays where it is once it has taken so
+    many."""
+    tokens = encoder.embeddings.token(ids)
+    positions, layout = arrange(tokens, keep, None, None, encoder.config)
+    states = [encoder.embeddings(tokens, positions)]
+    for step, number in enumerate(encoder.config.schedule):
+        h = states[-1]
+        states.append(torch.where((taken > step)[..., None], h + encoder.refiners[number].refine(h, layout).delta, h))
+    return states
+
+
+def first_settled(measured, threshold, schedule):
+    """After how many steps a token stops by what is measured of it after each of them: (steps, …) without the steps."""
+    stops = torch.full_like(measured[0], len(schedule), dtype=torch.long)
+    for step in reversed(range(1, len(schedule))):
+        if step % period(schedule) == 0:
+            stops = torch.where(measured[step - 1] >= threshold, step, stops)
+    return stops
+
+
+def assert_close(found, expected, dtype):
+    """As far as the two kinds of numbers let them be: (rows, d) each."""
+    difference, size = (found.float() - expected).norm(dim=-1), expected.norm(dim=-1).median()
+    if dtype == torch.float32:
+        assert difference.max() < 1e-3
+    else:
+        assert difference.median() < 0.02 * size
+        assert difference.quantile(0.99) < 0.1 * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+@torch.inference_mode()
+def test_any_pattern_leaves_what_a_plain_loop_leaves(form, packed, dtype, device):
+    """The loop is told who takes how many steps: in 16 bit a pattern without order is another one."""
+    encoder, (ids, keep, at) = build(form).to(device).base_model, rows(device)
+    halt, schedule = {"criterion": "drawn", "threshold": 0.6}, encoder.config.schedule
+    if packed:
+        borders = batch()[1].to(device)
+        call, places = {"input_ids": ids[keep][None], "cu_seqlens": borders}, keep.flatten().nonzero()[:, 0]
+    else:
+        call, places = {"input_ids": ids, "attention_mask": keep.long()}, torch.arange(keep.numel(), device=device)
+    for seed, asked in [(0, None), (1, None), (0, at), (1, at)]:
+        Drawn.seed = seed
+        last_at = None if asked is None else torch.searchsorted(places, asked)
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            out = encoder(**call, halt=halt, last_at=last_at)
+        taken = torch.zeros(keep.numel(), dtype=torch.long, device=device)
+        taken[places] = out.halted_at.flatten()
+        taken = taken.view(keep.shape)
+        states = plain_loop(encoder, ids, keep, taken)
+        assert len(taken[keep].unique()) >= (3 if period(schedule) == 1 else 2), "the pattern is not worth a test"
+        if asked is None:
+            assert_close(out.last_hidden_state.flatten(0, 1)[keep.flatten()[places]], states[-1][keep], dtype)
+        else:
+            assert_close(out.last_hidden_state[0], states[-1].flatten(0, 1)[asked], dtype)
+        if dtype == torch.float32:  # nobody stops when the criterion does not say so, but for those that are of no use
+            by_step = torch.stack([Drawn(0).measure(None, h.flatten(0, 1), None) for h in states[1:]])
+            said = first_settled(by_step, halt["threshold"], schedule).view(keep.shape)
+            who = keep if asked is None else torch.zeros_like(keep).view(-1).index_fill_(0, asked, True).view(keep.shape)
+            assert (said == taken)[who].float().mean() > 0.99  # a token beside the threshold may fall to either side
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", FORMS)
+@torch.inference_mode()
+def test_a_classifier_stops_where_a_plain_loop_is_sure(form, dtype, device):
+    """A text halts as a whole, while others of its batch go on."""
+    torch.manual_seed(0)
+    config = pnn.PNNConfig(**SIZE, **FORMS[form], zero_init=False, initializer_range=0.1, num_labels=3)
+    model, (ids, keep, _) = pnn.PNNForSequenceClassification(config).eval().to(device), rows(device)
+    schedule = config.schedule
+    states = plain_loop(model.base_model, ids, keep, torch.full_like(ids, len(schedule)))
+    logits = torch.stack([model.classifier(h[:, 0]) for h in states])
+    sure = logits.softmax(-1).amax(-1)[1:]
+    values = sure[period(schedule) - 1].sort().values
+    middle = values[len(values) // 4 : -len(values) // 4]
+    widest = middle.diff().argmax()
+    threshold = float(middle[widest : widest + 2].mean())  # between two texts, where rounding turns nobody
+    stops = first_settled(sure, threshold, schedule)
+    assert len(stops.unique()) > 1
+    with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+        out = model(ids, attention_mask=keep.long(), halt={"criterion": "confidence", "threshold": threshold})
+    found = out.halted_at[:, 0]
+    same = (found == stops).float().mean()
+    assert same == 1 if dtype == torch.float32 else same > 0.9
+    assert_close(out.logits, logits[found, torch.arange(len(ids), device=device)], dtype)
