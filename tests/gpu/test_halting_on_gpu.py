@@ -1,13 +1,18 @@
 """Tokens that halt on a GPU: in fp32 what a CPU and a plain loop compute, in 16 bit about that, by borders and in sizes of few
 kinds. Run by hand: pytest -m gpu tests/gpu/test_halting_on_gpu.py"""
 
+import numpy as np
 import pytest
 import torch
 
 import pnn
+from pnn.data.batches import pack
+from pnn.evaluation import passes
+from pnn.evaluation.passes import states_at
 from pnn.models.base import arrange
-from pnn.nn import fast, live
+from pnn.nn import fast, halting
 from pnn.nn.halting import CRITERIA, Criterion
+from pnn.nn.packing import bucket
 from pnn.schedule import period
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -76,9 +81,15 @@ def test_in_fp32_a_gpu_halts_as_a_cpu_does(form, asked):
 def test_in_16_bit_attention_goes_by_borders(form, monkeypatch):
     model, (ids, borders, at) = build(form).cuda(), batch()
     ids, borders, at = (x.cuda() for x in (ids, borders, at))
-    calls, sizes, flash, in_bucket = [], [], fast.flash, live._in_bucket
+    calls, sizes, flash, choose = [], [], fast.flash, halting.choose
+
+    def chosen(*given):
+        found = choose(*given)
+        sizes.extend((len(found.here), len(found.beside)))
+        return found
+
     monkeypatch.setattr(fast, "flash", lambda *given: calls.append(1) or flash(*given))
-    monkeypatch.setattr(live, "_in_bucket", lambda *given: sizes.append(len(found := in_bucket(*given))) or found)
+    monkeypatch.setattr(halting, "choose", chosen)
     halt = {"criterion": "one number", "threshold": 0.05}
     with torch.inference_mode():
         exact = model.base_model(ids, cu_seqlens=borders, last_at=at, halt=halt)
@@ -87,12 +98,69 @@ def test_in_16_bit_attention_goes_by_borders(form, monkeypatch):
         with torch.autocast("cuda", torch.bfloat16):
             found = model.base_model(ids, cu_seqlens=borders, last_at=at, halt=halt)
     assert calls
-    assert all(size == 0 or size == live.bucket(size) for size in sizes)
+    assert sizes
+    assert all(size == 0 or size == bucket(size) for size in sizes)
     assert found.halted_at.float().mean() < len(model.config.schedule) - 1
     same = (found.halted_at == exact.halted_at)[0, at]
     assert same.float().mean() > 0.9
     difference = (found.last_hidden_state.float() - exact.last_hidden_state)[0, same].norm(dim=-1)
     assert difference.median() < 0.02 * exact.last_hidden_state.norm(dim=-1).median()
+
+
+# Recorded passes --------------------------------------------------------------------------------------------------------
+
+
+def some_texts(seed):
+    """Forty sequences in another order each time: the same shape."""
+    draw = np.random.default_rng(seed)
+    lengths = draw.permutation(LENGTHS.numpy())
+    texts = pack(draw.integers(5, 500, lengths.sum()), lengths, np.zeros(len(lengths), np.int64))
+    return texts, torch.from_numpy(np.sort(draw.choice(lengths.sum(), lengths.sum() // 8, replace=False)))
+
+
+@pytest.mark.parametrize(
+    "halt",
+    [
+        {"criterion": "one number", "threshold": 0.05},
+        {"criterion": "change", "threshold": 0.4},
+        {"criterion": "context", "min_steps": 2},
+    ],
+    ids=lambda halt: halt["criterion"],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_recorded_pass_is_the_plain_one(form, halt, monkeypatch):
+    model = build(form).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        found = [states_at(model, *some_texts(seed), halt=halt)[0] for seed in range(8)]
+        known = passes._RECORDINGS[model]
+        assert len(known.recorded) >= 1
+        with monkeypatch.context() as patch:
+            patch.setattr(passes, "_recordings_of", lambda model: None)
+            expected = [states_at(model, *some_texts(seed), halt=halt)[0] for seed in range(8)]
+            every = [states_at(model, *some_texts(seed), halt=False)[0] for seed in range(8)]
+    for one, other, all_steps in zip(found, expected, every, strict=True):
+        assert torch.isfinite(one.float()).all()
+        difference, size = (one.float() - other.float()).norm(dim=-1), other.float().norm(dim=-1).median()
+        assert difference.median() < 0.02 * size
+        assert (difference < 0.1 * size).float().mean() > 0.97  # a token beside the threshold may fall to either side
+        assert (all_steps.float() - other.float()).norm(dim=-1).median() > difference.median()  # something halts
+
+
+def test_a_recorded_pass_without_room_is_computed_again(monkeypatch):
+    model, halt = build("paper").cuda(), {"criterion": "one number", "threshold": 0.05}
+    with torch.autocast("cuda", torch.bfloat16):
+        for seed in range(4):
+            states_at(model, *some_texts(seed), halt=halt)
+        known = passes._RECORDINGS[model]
+        ((key, room),) = known.room.items()
+        known.room[key] = tuple((64, 64) for _ in room)
+        found = [states_at(model, *some_texts(4), halt=halt)[0] for _ in range(4)]
+        assert all(size > 64 for pair in known.room[key] for size in pair[:1])
+        monkeypatch.setattr(passes, "_recordings_of", lambda model: None)
+        expected = states_at(model, *some_texts(4), halt=halt)[0]
+    for one in found:
+        difference = (one.float() - expected.float()).norm(dim=-1)
+        assert difference.median() < 0.02 * expected.float().norm(dim=-1).median()
 
 
 # Beside a plain loop ----------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from torch import Tensor
 from pnn.analysis.controls import generator
 from pnn.analysis.trace import Batch, blocks_of
 from pnn.models.base import MaskedLMBase, arrange
-from pnn.nn.live import Memory, Places, choose
+from pnn.nn.live import Memory, Places, choose, put
 from pnn.nn.refiner import DeltaRefiner
 
 Unchanged = Callable[[Tensor, Tensor], Tensor]  # steps that rows take and which rows these are → whether their predictions stay
@@ -215,9 +215,9 @@ class Trials(PlainTrials):
             live = choose(going, moves.flatten() & ~going & places.in_use(going), places)
             if len(live.here):
                 memory = Memory(block, h, places)
-                memory.rows = self.kept[block][chosen].flatten(0, 1)
+                memory.keep_all(self.kept[block][chosen].flatten(0, 1))
                 new = memory.step(h.flatten(0, 1), live)
-                h = h.flatten(0, 1).index_copy(0, live.here, new).view_as(h)
+                h = put(h.flatten(0, 1), live.here, new).view_as(h)
         return h
 
 

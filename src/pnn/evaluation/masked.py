@@ -21,9 +21,8 @@ from pnn.data.batches import evaluation_batches, special_tokens
 from pnn.data.shards import Progress, TokenSet, quietly
 from pnn.data.tokenizers import fingerprint, of_synthetic_language
 from pnn.errors import UserError
-from pnn.evaluation.passes import halts, states_at, to_device
+from pnn.evaluation.passes import halting_in_force, states_at, to_device
 from pnn.models.base import Halting, MaskedLMBase
-from pnn.nn.halting import Halt
 from pnn.results import Accuracy, Commonest, MaskedScores, MaskedText
 from pnn.stats import of_a_share, ratio_interval
 
@@ -101,8 +100,8 @@ def evaluate_masked(
         **summarise(record, len(sequences)),
         "commonest": commonest(record.token, tokenizer),
     }
-    if halts(model, num_steps, halt):
-        found["halt"] = Halt.of(halt or model.config.halt).as_dict()
+    if (rule := halting_in_force(model, num_steps, halt)) is not None:
+        found["halt"] = rule.as_dict()
     return found
 
 

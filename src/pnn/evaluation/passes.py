@@ -11,7 +11,7 @@ On a GPU in 16 bit the host would need longer to issue a pass kernel by kernel t
 as a CUDA graph and replayed with one call. A graph has fixed shapes; a batch is filled up to the next *bucket* with tokens that
 nobody attends to or asks for, with empty sequences, and with positions that are asked for in vain. A bucket is recorded when it
 comes a second time (`nn/recording`). Whatever cannot be recorded (a model with hooks, fp32, too little memory, too many
-buckets) is computed as it is, with the same numbers.
+buckets) is computed as it is, with the same numbers. Where tokens halt see `halting_passes`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.data.batches import PackedBatch
+from pnn.evaluation.halting_passes import replay_halting
 from pnn.models.base import Halting
 from pnn.models.registry import kind_of
 from pnn.nn.fast import attention_waits, kernels_compute, products_in
+from pnn.nn.halting import Halt
 from pnn.nn.packing import bucket, only_at, round_up
 from pnn.nn.recording import Recordings, where_weights_lie
 
@@ -66,12 +68,17 @@ def states_at(
         before = out.states[:-1] if every_step else ()
         return [*(only_at(h, inputs["last_at"])[0] for h in before), out.last_hidden_state[0]]
 
-    recordings = None if halts(model, num_steps, halt) else _recordings_of(model)
+    recordings, rule = _recordings_of(model), halting_in_force(model, num_steps, halt)
     if recordings is not None:
         shape = layout.bucket(batch, positions, longest)
         steps = getattr(model.config, "num_steps", None) if num_steps is None else num_steps
-        key = (shape, steps, every_step, products_in(model.device, model.dtype))
-        states = recordings.replay(key, shape.flat(batch, positions, longest), lambda flat: _cast_once(run, flat, shape))
+        key = (shape, steps, every_step, products_in(model.device, model.dtype), rule)
+        flat = shape.flat(batch, positions, longest)
+
+        def compute(flat: Tensor) -> list[Tensor]:
+            return _cast_once(run, flat, shape)
+
+        states = recordings.replay(key, flat, compute) if rule is None else replay_halting(recordings, key, flat, compute)
         if states is not None:
             return [h[: len(positions)].clone() for h in states]
     shape = layout.exact(batch, positions)
@@ -84,11 +91,11 @@ def _cast_once(run: Callable[..., list[Tensor]], *given: Any) -> list[Tensor]:
         return run(*given)
 
 
-def halts(model: PreTrainedModel, num_steps: int | None = None, halt: Halting = None) -> bool:
-    """Whether tokens of the model stop before the last step. How many go on is known only when a step is done: such a pass has
-    no fixed shape, and is not recorded as a whole."""
+def halting_in_force(model: PreTrainedModel, num_steps: int | None = None, halt: Halting = None) -> Halt | None:
+    """How tokens of the model halt, if they do."""
     stored = getattr(model.config, "halt", None) if num_steps is None else None
-    return bool(stored if halt is None else halt)
+    given = stored if halt is None else halt
+    return Halt.of(given) if given else None
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------------
@@ -123,7 +130,8 @@ class PackedShape(NamedTuple):
                 F.pad(batch.input_ids, (0, self.tokens - count)),
                 F.pad(batch.position_ids, (0, self.tokens - count)),
                 F.pad(borders, (0, self.borders - len(borders)), value=self.tokens),
-                F.pad(positions, (0, self.positions - len(positions))),
+                # a token that is asked for already: another would go on where others halt
+                F.pad(positions, (0, self.positions - len(positions)), value=int(positions[0]) if len(positions) else 0),
             )
         )
 

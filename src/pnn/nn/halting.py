@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from pnn.nn.gating import logit
-from pnn.nn.live import Live, Memory, Places, choose, only_sequences
+from pnn.nn.live import Live, Memory, Places, choose, only_sequences, plan_in_force, put, take
 from pnn.nn.packing import Layout, only_at
 from pnn.schedule import period
 
@@ -212,7 +212,7 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
                 if refiner not in memories:
                     memories[refiner] = Memory(refiner, h, places)
                 new = memories[refiner].step(h.flatten(0, 1), chosen)
-                h = h.flatten(0, 1).index_copy(0, chosen.here, new.to(h.dtype)).view_as(h)
+                h = put(h.flatten(0, 1), chosen.here, new.to(h.dtype)).view_as(h)
                 taken = taken + live
         states.append(h)
         if not rule.may_halt_after(step, len(refiners)):
@@ -226,7 +226,7 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
                 chosen = choose(live, beside, places)
         else:
             stop = live & _settled(rule, before, h, at, chosen, live)
-            if chosen is not None or bool(stop.any()):
+            if chosen is not None or plan_in_force() is not None or bool(stop.any()):
                 going = live & ~stop
                 useful = places.in_use(going & asked)
                 live, beside = going & useful, live & ~going & useful
@@ -287,10 +287,10 @@ def _put(h: Tensor, rows: Tensor, new: Tensor) -> Tensor:
 def _settled(rule: Rule, before: Tensor, after: Tensor, at: Tensor | None, chosen: Live | None, live: Tensor) -> Tensor:
     """Whom the criterion lets go, as a mask over all tokens."""
     rows = at if rule.criterion.reads and at is not None else None if chosen is None else chosen.here
-    was, now = (x.flatten(0, 1) if rows is None else x.flatten(0, 1).index_select(0, rows) for x in (before, after))
+    was, now = (x.flatten(0, 1) if rows is None else take(x.flatten(0, 1), rows) for x in (before, after))
     with torch.no_grad():
         settled = rule.criterion.settled(rule.criterion.measure(was, now, rule.read), rule.halt.threshold)
-    return settled if rows is None else torch.zeros_like(live).index_copy(0, rows, settled)
+    return settled if rows is None else put(torch.zeros_like(live), rows, settled)
 
 
 def refine_in_training(

@@ -7,12 +7,15 @@ their new keys and values into the memory and attend to all of it; everything el
 Where nobody reads a sequence any more (all tokens that were asked for have halted) its other tokens stop too. Where sequences
 halt as wholes nothing has to be kept: the batch of the others (`only_sequences`) is computed as any other is.
 
-How many tokens are live only the device knows. `choose` is the one place that asks: once for a step, and on a GPU in sizes of
-few kinds.
+How many tokens are live only the device knows. `Plan` is the one place that asks: once for a step, and on a GPU in sizes of few
+kinds. A plan that was told the sizes asks nothing, so that a pass can be recorded (`evaluation/halting_passes`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,20 +74,55 @@ class Places:
     def rotation_at(self, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotation is None:
             return None
-        cos, sin = (x.index_select(0, tokens)[None] for x in self.rotation)
+        cos, sin = (take(x, tokens)[None] for x in self.rotation)
         return cos, sin
 
 
 @dataclass(frozen=True)
 class Live:
-    """Whom a step computes. On a GPU the last of `here` and of `beside` may come several times."""
+    """Whom a step computes. On a GPU `here` and `beside` may end in rows that are computed in vain: they name the number that
+    comes after the last token's."""
 
     here: Tensor  # these tokens, in their order
     beside: Tensor  # they have just stopped: keys and values once more, and nothing else
     sequences: Tensor  # those with a token that is computed
     borders: Tensor  # of `here`: where each of these sequences begins and the last one ends
     longest: int  # the most tokens that one of them has here, or more
-    filler: int = 0  # how often the last of `here` comes too often
+
+
+class Plan:
+    """How many rows each choice of a pass takes. Without `sizes` the device is asked, which waits for it, and `counts` keeps
+    what it said. With them nobody waits: `counts` stay on the device, and where one exceeds its size the pass is void."""
+
+    def __init__(self, sizes: Sequence[tuple[int, int]] | None = None):
+        self.sizes = sizes
+        self.counts: list[Any] = []
+
+    def of(self, here: Tensor, beside: Tensor) -> tuple[int, int]:
+        counts = torch.stack((here.sum(), beside.sum()))
+        self.counts.append(counts if self.sizes is not None else counts.tolist())
+        if self.sizes is not None:
+            return self.sizes[len(self.counts) - 1]
+        live, stopped = self.counts[-1]
+        return bucket(live) if live else 0, bucket(stopped) if stopped else 0
+
+
+_PLAN: ContextVar[Plan | None] = ContextVar("plan", default=None)
+
+
+@contextmanager
+def planned(plan: Plan) -> Iterator[Plan]:
+    """Passes inside go by this plan. Every look at the tokens is then followed by a choice, also where nobody has halted: a
+    plan is the same for all batches of a shape."""
+    token = _PLAN.set(plan)
+    try:
+        yield plan
+    finally:
+        _PLAN.reset(token)
+
+
+def plan_in_force() -> Plan | None:
+    return _PLAN.get()
 
 
 def choose(here: Tensor, beside: Tensor, places: Places) -> Live:
@@ -95,11 +133,30 @@ def choose(here: Tensor, beside: Tensor, places: Places) -> Live:
         sequences = borders.diff().nonzero().squeeze(1)
         borders = torch.cat((borders[sequences], borders[-1:]))
         return Live(computed, kept, sequences, borders, int(borders.diff().max()) if len(sequences) else 0)
-    counts = torch.stack((here.sum(), beside.sum())).tolist()  # waits for the device, once
-    computed, kept = (_in_bucket(mask, count) for mask, count in zip((here, beside), counts, strict=True))
+    sizes = (_PLAN.get() or Plan()).of(here, beside)
+    computed, kept = (
+        torch.nonzero_static(mask, size=size, fill_value=len(mask)).squeeze(1)
+        for mask, size in zip((here, beside), sizes, strict=True)
+    )
     borders = torch.searchsorted(computed, places.borders)
-    sequences = torch.arange(len(borders) - 1, device=borders.device)
-    return Live(computed, kept, sequences, borders, places.length, len(computed) - counts[0])
+    return Live(computed, kept, torch.arange(len(borders) - 1, device=borders.device), borders, places.length)
+
+
+def take(rows: Tensor, tokens: Tensor) -> Tensor:
+    """The rows of these tokens; for those that are computed in vain, any."""
+    return rows.index_select(0, tokens if exact_sizes(rows.device) else tokens.clamp(max=len(rows) - 1))
+
+
+def put(rows: Tensor, tokens: Tensor, new: Tensor) -> Tensor:
+    """All rows, those of these tokens anew; what was computed in vain is left out."""
+    if exact_sizes(rows.device):
+        return rows.index_copy(0, tokens, new)
+    return with_spare(rows).index_copy_(0, tokens, new)[:-1]
+
+
+def with_spare(rows: Tensor) -> Tensor:
+    """A copy with a row more, for what is computed in vain."""
+    return torch.cat((rows, rows.new_zeros(1, *rows.shape[1:])))
 
 
 def only_sequences(chosen: Tensor, places: Places, heads: int) -> tuple[Tensor, Layout]:
@@ -113,14 +170,8 @@ def only_sequences(chosen: Tensor, places: Places, heads: int) -> tuple[Tensor, 
 
 def exact_sizes(device: torch.device) -> bool:
     """On a GPU sizes are rounded up to few kinds, so that what is prepared for a shape serves again. Not where gradients flow:
-    a row that is there twice would get them twice."""
+    a row that is computed in vain has none."""
     return device.type == "cpu" or torch.is_grad_enabled()
-
-
-def _in_bucket(mask: Tensor, count: int) -> Tensor:
-    """Filled up with the last one, which is computed again and gives what it gave."""
-    found = torch.nonzero_static(mask, size=bucket(count) if count else 0).squeeze(1)
-    return torch.where(found < 0, found.max(), found) if count else found
 
 
 class Memory:
@@ -131,32 +182,36 @@ class Memory:
         self.refiner, self.places = refiner, places
         self.by_borders = places.packed and fast.for_kernels(h) and fast.flash_takes(refiner.attention.head_width)
         self.sequences = torch.arange(len(places.borders) - 1, device=h.device)  # whose rows it holds
-        self.rows: Tensor | None = None  # (tokens or sequences · length, 2, heads, d_head)
+        self.rows: Tensor | None = None  # (tokens or sequences · length, 2, heads, d_head); on a GPU one more, to spare
+
+    def keep_all(self, kv: Tensor) -> None:
+        """The keys and values of every token."""
+        self.rows = kv if exact_sizes(kv.device) else with_spare(kv)
 
     def step(self, h: Tensor, live: Live) -> Tensor:
         """The next states of the live tokens, from the states (N, d) of all."""
         self._leave_out(live.sequences)
         if len(live.beside):
             rest = Layout(rotation=self.places.rotation_at(live.beside))
-            kept = self.refiner.attention.keys_and_values(h.index_select(0, live.beside)[None], rest)
+            kept = self.refiner.attention.keys_and_values(take(h, live.beside)[None], rest)
             self._keep(live.beside, kept[0])
         layout = Layout(rotation=self.places.rotation_at(live.here), attend=lambda qkv: self.attend(qkv[0], live)[None])
-        new: Tensor = self.refiner(h.index_select(0, live.here)[None], layout)[0]
+        new: Tensor = self.refiner(take(h, live.here)[None], layout)[0]
         return new
 
     def attend(self, qkv: Tensor, live: Live) -> Tensor:
         """softmax(q kᵀ / √d_head) v of the live tokens, whose q, k and v these are: (n, 3, heads, d_head), without the 3."""
         self._keep(live.here, qkv[:, 1:])
         assert self.rows is not None
-        q, (k, v) = qkv[:, 0], self.rows.unbind(1)
-        if self.by_borders:
-            borders, longest = torch.searchsorted(live.here, self.places.borders), live.longest + live.filler
-            return fast.flash(q, k, v, borders.int(), self.places.borders.int(), longest, self.places.length)
-        counts = live.borders.diff()
+        q, (k, v) = qkv[:, 0], self.rows[: self._count].unbind(1)
+        if self.by_borders:  # what is computed in vain lies behind the last border, where nothing is written
+            borders = self.places.borders.int()
+            return fast.flash(q, k, v, live.borders.int(), borders, live.longest, self.places.length)
+        counts, each = live.borders.diff(), torch.arange(len(q), device=q.device)
         within = torch.arange(live.longest, device=q.device).minimum((counts - 1).clamp(min=0)[:, None])
         spread = (live.borders[:-1, None] + within).clamp(max=len(q) - 1)
-        number = torch.arange(len(counts), device=q.device).repeat_interleave(counts, output_size=len(q))
-        place = (torch.arange(len(q), device=q.device) - live.borders[number]).clamp(max=live.longest - 1)
+        number = torch.searchsorted(live.borders[1:], each, right=True).clamp(max=len(counts) - 1)
+        place = (each - live.borders[number]).clamp(max=live.longest - 1)
         collect = number * live.longest + place
         heads, width = q.shape[1:]
         queries = q.index_select(0, spread.flatten()).view(-1, live.longest, heads, width)
@@ -164,15 +219,20 @@ class Memory:
         k, v = (x.view(-1, self.places.length, heads, width) for x in (k, v))
         return padded_attention(queries, k, v, keep).reshape(-1, heads, width).index_select(0, collect)
 
+    @property
+    def _count(self) -> int:
+        return len(self.places.row) if self.by_borders else len(self.sequences) * self.places.length
+
     def _keep(self, tokens: Tensor, kv: Tensor) -> None:
-        count, places = len(self.places.row), self.places
-        if self.by_borders:
-            rows = tokens
-        else:  # the rows of sequences that nobody reads any more are gone
-            gone = places.sequence[tokens] - torch.searchsorted(self.sequences, places.sequence[tokens])
-            rows, count = places.row[tokens] - gone * places.length, len(self.sequences) * places.length
+        places, rows = self.places, tokens
+        if not self.by_borders:  # the rows of sequences that nobody reads any more are gone
+            sequence = take(places.sequence, tokens)
+            gone = sequence - torch.searchsorted(self.sequences, sequence)
+            rows = take(places.row, tokens) - gone * places.length
+            if not exact_sizes(kv.device):
+                rows = torch.where(tokens < len(places.row), rows, self._count)
         if self.rows is None:
-            self.rows = kv.new_zeros(count, *kv.shape[1:])
+            self.rows = kv.new_zeros(self._count + (not exact_sizes(kv.device)), *kv.shape[1:])
         self.rows = self.rows.index_copy(0, rows, kv) if torch.is_grad_enabled() else self.rows.index_copy_(0, rows, kv)
 
     def _leave_out(self, sequences: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-MOST = 32  # shapes that are recorded of one model
+MOST = 128  # passes that are recorded of one model: shapes, and settings of halting
 # Whose modules do the same again with the same weights. Others' may not: an adapter can be switched off
 KNOWN = {"torch", "transformers", __name__.partition(".")[0]}
 WITHOUT_UNITS = "pnn.plasticity.architectures"  # what computes in a module of transformers whose heads or layer are gone
@@ -58,6 +58,7 @@ class Recordings:
         self.weights, self.device = weights, device
         self.seen: set[Any] = set()
         self.recorded: dict[Any, tuple[Tensor, Recording]] = {}  # where inputs go, and what reads them
+        self.room: dict[Any, Any] = {}  # of passes whose tokens halt: for how many there is (`evaluation/halting_passes`)
         self.full = False
         with torch.cuda.device(device):
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
