@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pnn.nn import fast
 from pnn.nn.causal import attention_weights
 from pnn.nn.packing import Layout, only_at, rows_of
+from pnn.nn.rotary import rotate
 
 
 class SelfAttention(nn.Module):
@@ -54,11 +56,16 @@ class SelfAttention(nn.Module):
 
     def keys_and_values(self, h: Tensor, layout: Layout) -> Tensor:
         """k and v alone, (…, 2, heads, d_head): of tokens that others read and that ask nothing themselves."""
-        if layout.rotation is not None or not fast.plain(self.qkv, nn.Linear):
+        turns = layout.rotation is not None
+        if not fast.plain(self.qkv, nn.Linear) or (turns and fast.for_kernels(h)):  # one kernel turns q and k where they lie
             return self.projected(h, layout)[..., 1:, :, :]
         rows = self.num_heads * self.head_width  # the first are q's
         kv = F.linear(h, self.qkv.weight[rows:], self.qkv.bias[rows:])
-        return kv.view(*h.shape[:-1], 2, self.num_heads, self.head_width)
+        kv = kv.view(*h.shape[:-1], 2, self.num_heads, self.head_width)
+        if layout.rotation is None:
+            return kv
+        k, v = kv.split(1, dim=-3)
+        return torch.cat((rotate(k, *(x.unsqueeze(-2) for x in layout.rotation)), v), dim=-3)
 
     def weights(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
         """softmax(q_i k_iᵀ / √d_head), (sequences, heads, length, length), and which tokens are real. For whoever studies
