@@ -15,12 +15,13 @@ import torch
 from pnn.config import load_config
 from pnn.errors import UserError
 from pnn.evaluation.choosing import predictions, steps_taken
+from pnn.files import write_between
 from pnn.models.loading import load_run
 from pnn.runs import read_json
 from pnn.training.run import train_run
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("kept", "groups", "measure", "picture", "collect")
+NAMES = ("kept", "timed", "groups", "measure", "picture", "collect")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,8 @@ def scripts(tmp_path_factory):
     root = tmp_path_factory.mktemp("halting")
     (root / "benchmarks" / "results").mkdir(parents=True)
     shutil.copytree(ROOT / "results" / "halting", root / "results" / "halting", ignore=shutil.ignore_patterns("measured"))
+    for part in ("table", "groups"):  # as before the first measurement
+        write_between(root / "results" / "halting" / "real_text" / "README.md", part, "Not measured yet.")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(root / "results" / "halting" / "real_text"))
         for name in NAMES:
@@ -159,6 +162,25 @@ def test_collecting_says_who_won(scripts, home, tmp_path, monkeypatch, faster, s
     assert f"| {said} |" in (collect.HERE / "README.md").read_text()
     assert read_json(collect.BENCHMARKS / "halting-real-text-cpu-1-cores.json")["ratios"] == ratios
     assert (collect.HERE / "figures" / "accuracy_against_speed.png").exists()
+
+
+@pytest.mark.parametrize("behind", [0.0, 0.03])
+def test_a_model_trained_to_halt_is_told_beside_the_dial_of_the_other(scripts, home, tmp_path, behind):
+    """As good with all steps, the other's dial is its own. Three points better, it reaches the same accuracy with fewer steps:
+    the dial loses five points with every step less."""
+    collect = scripts["collect"]
+    planted(home, tmp_path, 1.5)
+    ready, other = (tmp_path / "home" / name for name in ("pnn_rewrite_one_ready", "pnn_rewrite_one"))
+    shutil.move(tmp_path / "home" / "pnn_paper", ready)
+    shutil.copytree(ready, other)
+    totals = read_json(other / "by_sequence.json")
+    totals["right"] = [right + behind * targets for right, targets in zip(totals["right"], totals["targets"], strict=True)]
+    (other / "by_sequence.json").write_text(json.dumps(totals))
+    ((_, models),) = collect.models_in(tmp_path / "home").items()
+    way = collect.metrics_of(models["pnn_rewrite_one_ready"])["ways"]["learned"]
+    assert way["against_dial"]["value"] == pytest.approx(1.5)
+    assert way["against_plain_dial"]["value"] == pytest.approx(1.5 * (4 - behind / 0.05) / 4)
+    assert "against_plain_dial" not in collect.metrics_of(models["pnn_rewrite_one"])["ways"]["learned"]
 
 
 @pytest.mark.parametrize(("lost", "said"), [(0.05, ["↓ 5.0 points lost"]), (0.01, [])])

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_models import SMALL, build
 
-from pnn.data.batches import PackedBatch, pack
-from pnn.evaluation import halting_passes, passes
-from pnn.evaluation.halting_passes import of_context, replay_halting, room_for, too_little
+from pnn.data.batches import pack
+from pnn.evaluation import passes
+from pnn.evaluation.halting_passes import MORE, enough, more_room
 from pnn.evaluation.passes import PackedShape, states_at
 from pnn.nn import live
 from pnn.schedule import period
@@ -22,12 +22,15 @@ class Called:
     """A recording that calls what it recorded again, on the same memory."""
 
     def __init__(self):
-        self.device, self.room, self.recorded = torch.device("cpu"), {}, {}
+        self.device, self.room, self.recorded, self.seen = torch.device("cpu"), {}, {}, set()
 
     def replay(self, key, flat, run):
         buffer, _ = self.recorded.setdefault(key, (torch.empty_like(flat), run))
         buffer.copy_(flat)
         return self.recorded[key][1](buffer)
+
+    def forget(self, key):
+        del self.recorded[key]
 
 
 def model_that(criterion, form="gated"):
@@ -62,14 +65,14 @@ LENGTHS = [9, LONGEST - 2, 3, 12, 7, LONGEST, 5, 11]
 def recordings(monkeypatch):
     called = Called()
     monkeypatch.setattr(live, "exact_sizes", lambda device: False)
-    monkeypatch.setattr(passes, "_recordings_of", lambda model: called)
+    monkeypatch.setattr(passes, "_recordings_of", lambda model, halting: called)
     return called
 
 
 def plain(model, *given, monkeypatch, **options):
     with monkeypatch.context() as patch:
         patch.setattr(live, "exact_sizes", lambda device: True)
-        patch.setattr(passes, "_recordings_of", lambda model: None)
+        patch.setattr(passes, "_recordings_of", lambda model, halting: None)
         return states_at(model, *given, **options)
 
 
@@ -91,25 +94,23 @@ def test_what_is_recorded_is_what_is_computed(criterion, form, every_step, recor
         halted |= set(out.halted_at.flatten().tolist())
     assert len(halted) >= 2, "the pattern is not worth a test"
     assert recordings.recorded
-    assert len(recordings.room) == 1  # one shape
+    assert len(recordings.room) == (criterion != "context")  # one shape
 
 
-def test_a_pass_without_room_is_computed_as_it_is_and_the_next_gets_more(recordings, monkeypatch):
+def test_a_pass_without_room_is_computed_again_and_the_next_gets_more(recordings, monkeypatch):
     model = model_that("change")
     batch, at = batch_of(0, LENGTHS)
     expected = plain(model, batch, at, monkeypatch=monkeypatch)[0]
     states_at(model, batch, at)
-    (key,) = recordings.room
-    enough = recordings.room[key]
-    assert all(size >= 64 for pair in enough for size in pair)
-    recordings.room[key] = tuple((8, 8) for _ in enough)
-    void = []
-    monkeypatch.setattr(passes, "replay_halting", lambda *given: void.append(replay_halting(*given)) or void[-1])
+    ((key, room),) = recordings.room.items()
+    states_at(model, batch, at)
+    assert list(recordings.recorded) == [(key, room)]
+    short = recordings.room[key] = ((8, room[0][1]), *room[1:])
     assert torch.allclose(states_at(model, batch, at)[0], expected, atol=1e-5)
-    assert void == [None]
-    assert all(size > 8 for pair in recordings.room[key] for size in pair)
+    assert (key, short) not in recordings.recorded
+    assert recordings.room[key] == room  # more where it was short, elsewhere what it was
     assert torch.allclose(states_at(model, batch, at)[0], expected, atol=1e-5)
-    assert void[-1] is not None
+    assert list(recordings.recorded) == [(key, room)]
 
 
 def test_where_the_context_halts_nobody_counts(recordings, monkeypatch):
@@ -127,26 +128,21 @@ def test_where_the_context_halts_nobody_counts(recordings, monkeypatch):
     shape = PackedShape.bucket(batch, at, LONGEST)
     numbers = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     read = int(np.isin(numbers, numbers[at]).sum())  # of sequences that somebody asks about
-    assert seen == [(of_context(shape.tokens, shape.positions), len(at), read - len(at))]
+    assert seen == [(((shape.positions, shape.tokens),), len(at), read - len(at))]
 
 
-@given(st.integers(1, 300_000), st.floats(0, 1))
-def test_the_context_always_has_room(tokens, share):
-    count = max(1, round(share * tokens))
-    ids = torch.zeros(tokens, dtype=torch.long)
-    borders = torch.tensor([*range(0, tokens, 128), tokens], dtype=torch.int32)
-    shape = PackedShape.bucket(PackedBatch(ids, ids, ids, borders), torch.arange(count), 128)
-    ((here, beside),) = of_context(shape.tokens, shape.positions)
-    assert here >= count
-    assert beside >= tokens - count
-    assert beside <= shape.tokens
+COUNTS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=3, max_size=3)
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=5))
-def test_there_is_room_for_what_was_seen_and_little_more(counts):
-    room = room_for([list(pair) for pair in counts])
-    assert not too_little(room, [list(pair) for pair in counts])
-    for sizes, seen in zip(room, counts, strict=True):
-        for size, count in zip(sizes, seen, strict=True):
-            assert size <= max(64, 1.1 * halting_passes.MORE * count + 2)
-    assert too_little(room, [[size + 1 for size in pair] for pair in room])
+@given(COUNTS, COUNTS)
+def test_there_is_room_for_what_was_seen_and_little_more(first, second):
+    tokens = 10**6
+    room = more_room(first, tokens)
+    assert enough(room, first)
+    for sizes, seen in zip(room, first, strict=True):
+        assert all(size <= max(64, min(tokens, 1.1 * MORE * count + 2)) for size, count in zip(sizes, seen, strict=True))
+    assert not enough(room, [[size + 1 for size in sizes] for sizes in room])
+    more = more_room(second, tokens, room)
+    assert enough(more, first)
+    assert enough(more, second)
+    assert more_room(second, tokens, more) == more

@@ -59,7 +59,7 @@ def recorded(model):
 def plain(model, *arguments, **options):
     """The same, issued kernel by kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "_recordings_of", lambda model: None)
+        patch.setattr(passes, "_recordings_of", lambda model, halting: None)
         return states_at(model, *arguments, **options)
 
 

@@ -441,11 +441,19 @@ def test_a_context_that_halts_in_training_keeps_its_state():
 # Settings -------------------------------------------------------------------------------------------------------------
 
 
-def test_random_halt_and_a_unit_are_one_too_many():
-    with pytest.raises(StrictDataclassError, match="leave one out"):
-        pnn.PNNConfig(**SMALL, num_steps=4, random_halt=True, halt={"criterion": "learned", "threshold": 0.5})
+def test_a_model_that_trained_with_a_halting_context_gets_a_unit(tmp_path):
+    """It is saved with it; and where the unit trains with the model, the unit alone draws."""
+    model = build("pnn_equations", num_steps=4, random_halt=True).train()
+    model.encoder.set_halt({"criterion": "learned", "threshold": 0.5, "cost": 0.1})
+    model.save_pretrained(tmp_path)
+    again = pnn.PNNForMaskedLM.from_pretrained(tmp_path).train()
+    assert again.config.random_halt
+    packed, borders = some_batch()[2:]
+    labels = torch.where(torch.arange(packed.shape[1]) % 3 == 0, packed, -100)
+    assert again(packed, cu_seqlens=borders, labels=labels, output_logits=False).step_cost > 0
     with pytest.raises(StrictDataclassError, match="two steps or more"):
         pnn.PNNConfig(**SMALL, num_steps=1, random_halt=True)
+    pnn.PNNConfig(**SMALL, num_steps=1, trained_steps=4, random_halt=True)  # calibrated to fewer since
 
 
 def test_halting_is_saved_with_the_model(tmp_path):
@@ -479,6 +487,11 @@ def test_a_fresh_model_has_a_unit_that_is_told_to_go_on():
         ({"criterion": "change", "threshold": float("nan")}, {}, "must be above zero"),
         ({"criterion": "change", "threshold": "high"}, {}, "threshold='high' is no number"),
         ({"criterion": "learned", "threshold": 1.5}, {}, "learned never exceeds 1"),
+        (
+            {"criterion": "context", "min_steps": 3},
+            {"num_steps": None, "schedule": [0, 1, 0, 1]},
+            "over after step 2: no token",
+        ),
         ({"criterion": "mood", "threshold": 0.5}, {}, "criterion='mood' is none of change, confidence, learned, context"),
         ({"threshold": 0.5}, {}, "halt needs a criterion"),
         ({"criterion": "context", "min_steps": 4}, {}, "no token would ever halt"),

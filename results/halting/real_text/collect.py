@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from kept import TEXT
 from picture import AIM, CAPTION, FIXED, LOOKS, NAMES, accuracy_against_speed
+from timed import FLOPS, Array, Model, counted_in, models_in
 
 from pnn.errors import UserError
 from pnn.figures.style import png, save
@@ -42,10 +41,9 @@ GROUPED = {  # and what stands before a group's name
     "by_outcome": "masked, ",
     "by_loss": "masked, ",
 }
-TEXT = "wikitext_tokens"
 LEAST_SEEDS = 3  # for a verdict
+PLAIN = {"pnn_rewrite_one_ready": "pnn_rewrite_one"}  # the same, trained as others are
 OUTCOMES = {SUPPORTED: "won", NOT_SUPPORTED: "lost", UNDECIDED: "undecided"}
-Array = NDArray[np.float64]
 Row = dict[str, Any]
 
 
@@ -57,73 +55,6 @@ def bound_of(analysis: Json) -> Row:
     bounds = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bounds)
     found: Row = bounds.metrics(analysis)
-    return found
-
-
-# What was measured -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Model:
-    """One model, as one machine timed it."""
-
-    folder: Path
-    speed: Json
-
-    @cached_property
-    def ways(self) -> list[Json]:
-        """All steps first."""
-        found: list[Json] = read_json(self.folder / "ways.json")["ways"]
-        return found
-
-    @cached_property
-    def by_sequence(self) -> Json:
-        found: Json = read_json(self.folder / "by_sequence.json")
-        return found
-
-    @cached_property
-    def targets(self) -> Array:
-        return np.array(self.by_sequence["targets"], float)
-
-    @property
-    def accuracy(self) -> float:
-        return float(sum(self.by_sequence["right"]) / self.targets.sum())
-
-    @property
-    def seeds(self) -> list[int]:
-        return sorted({way["seed"] for way in self.ways if way["seed"] is not None})
-
-    def lost(self, way: Json, key: str = "lost") -> Array:
-        """In each sequence, against all steps."""
-        whole = way["name"] == self.ways[0]["name"]
-        return np.zeros(len(self.targets)) if whole else np.array(self.by_sequence[key][way["name"]], float)
-
-    def turns(self, way: Json, text: str = TEXT) -> Array:
-        """Microseconds per token in each turn, in batches of the size that is fastest for it."""
-        sizes = self.speed["ways"][way["name"]]["microseconds_per_token"][text].values()
-        return np.array(min(sizes, key=lambda turns: float(np.median(turns))))
-
-    def time(self, way: Json, text: str = TEXT) -> float:
-        return float(np.median(self.turns(way, text)))
-
-    def speed_of(self, way: Json) -> float:
-        return self.time(self.ways[0]) / self.time(way)
-
-    def family(self, name: str) -> list[Json]:
-        return [way for way in self.ways if way["family"] == name]
-
-    def chosen(self, family: str, seed: int | None = None) -> Json:
-        """On the tail. All steps lose nothing, so there is always one."""
-        among = [way for way in self.family(family) if seed is None or way["seed"] == seed]
-        good = [way for way in among if way["lost_on_tail"] <= LOSE]
-        return min([self.ways[0], *good], key=lambda way: self.time(way, "tail"))
-
-
-def models_in(folder: Path) -> dict[str, dict[str, Model]]:
-    """Machine by machine, GPUs first."""
-    found: dict[str, dict[str, Model]] = {}
-    for path in sorted(folder.glob("*/speed-*.json"), key=lambda path: ("cpu" in path.stem, path.stem, path.parent.name)):
-        found.setdefault(path.stem.removeprefix("speed-"), {})[path.parent.name] = Model(path.parent, read_json(path))
     return found
 
 
@@ -168,11 +99,15 @@ def dial_time(lost: Array, dial_lost: Array, times: Array) -> Array:
     return best
 
 
-def against_dial(model: Model, chosen: list[Json], draws: int = 2000) -> Estimate:
+def against_dial(model: Model, chosen: list[Json], other: Model | None = None, draws: int = 2000) -> Estimate:
     """Time of the dial at the accuracy of these ways over their own, mean over seeds; the middle 95 % where sequences and
-    seeds are drawn again. Times are medians and stay as they are."""
+    seeds are drawn again. Times are medians and stay as they are. `other`: whose dial it is, of a model of the same shape, so
+    that its steps take as long."""
     dial = model.family("dial")
     columns = [model.lost(way) for way in (*dial, *chosen)]
+    if other is not None:
+        behind = np.array(model.by_sequence["right"], float) - np.array(other.by_sequence["right"], float)
+        columns[: len(dial)] = [behind + other.lost(way) for way in other.family("dial")]
     totals = np.column_stack((*columns, model.targets))
     times, own = (np.array([model.time(way) for way in ways]) for ways in (dial, chosen))
 
@@ -191,7 +126,7 @@ def against_dial(model: Model, chosen: list[Json], draws: int = 2000) -> Estimat
 # What follows ------------------------------------------------------------------------------------------------------------
 
 
-def told(model: Model, family: str) -> Row:
+def told(model: Model, family: str, plain: Model | None = None) -> Row:
     """One kind of stopping early with its chosen setting, of a unit one for each seed."""
     chosen = [model.chosen(family, seed) for seed in (model.seeds if family == "learned" else [None])]
     by_turn = np.concatenate([model.turns(model.ways[0]) / model.turns(way) for way in chosen])
@@ -202,12 +137,13 @@ def told(model: Model, family: str) -> Row:
         "speed_by_turn": [float(by_turn.min()), float(by_turn.max())],
         "ideal_speed": float(np.mean([1 / way["flops_share"] for way in chosen])),
         "points_lost": seeds_and_sequences(np.array([model.lost(way) for way in chosen]), model.targets).as_json(),
-        "accuracy_of_timed_sample": float(np.mean([model.speed["ways"][way["name"]]["right"] for way in chosen])),
         "steps": float(np.mean([way["steps"] for way in chosen])),
         "steps_of_masked": float(np.mean([way["steps_of_masked"] for way in chosen])),
     }
     if family != "dial":
         row["against_dial"] = against_dial(model, chosen).as_json()
+        if plain is not None:
+            row["against_plain_dial"] = against_dial(model, chosen, plain).as_json()
     if family not in FIXED:
         dealt, lost = (np.array([model.lost(way, key) for way in chosen]) for key in ("lost_at_random", "lost"))
         row["random_points_lost"] = seeds_and_sequences(dealt, model.targets).as_json()
@@ -216,8 +152,10 @@ def told(model: Model, family: str) -> Row:
 
 
 def metrics_of(model: Model) -> Row:
+    plain = model.folder.parent / PLAIN.get(model.folder.name, "none")
+    other = Model(plain, {}) if (plain / "ways.json").exists() else None
     found: Row = {"accuracy": model.accuracy, "targets": int(model.targets.sum()), "unit_seeds": model.seeds}
-    found["ways"] = {family: told(model, family) for family in LOOKS}
+    found["ways"] = {family: told(model, family, other) for family in LOOKS}
     halting = found["ways"]["learned"]
     enough = len(model.seeds) >= LEAST_SEEDS
     outcome = verdict(Estimate.from_json(halting["against_dial"]), 1 + FASTER) if enough else UNDECIDED
@@ -247,8 +185,9 @@ def ratios_of(found: dict[str, Row]) -> dict[str, float]:
 def table(found: dict[str, dict[str, Row]]) -> str:
     lines = [
         "| machine | model, accuracy | stopping early by | speed (by seed) | points lost (95 %) "
-        "| × the dial at equal accuracy (95 %) | ideal speed | at random, points lost | |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| × the dial at equal accuracy (95 %) | × the dial of the model trained as others | ideal speed "
+        "| at random, points lost | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for slug, models in found.items():
         for name, row in models.items():
@@ -262,6 +201,7 @@ def table(found: dict[str, dict[str, Row]]) -> str:
                     f"{written(way['speed'], 2)}×{by_seed}",
                     estimate(way["points_lost"], 2, scale=100),
                     estimate(way["against_dial"], 2) if "against_dial" in way else "",
+                    estimate(way["against_plain_dial"], 2) if "against_plain_dial" in way else "",
                     f"{written(way['ideal_speed'], 2)}×",
                     estimate(way["random_points_lost"], 2, scale=100) if "random_points_lost" in way else "",
                     row["verdict"] if family == "learned" else "",
@@ -269,7 +209,7 @@ def table(found: dict[str, dict[str, Row]]) -> str:
                 lines.append("| " + " | ".join(cells) + " |")
             if "oracle" in row:
                 ideal = row["oracle"]["ideal_speedup"]
-                cells = [slug, NAMES.get(name, name), "the oracle", "", "0", "", f"{estimate(ideal, 2)}", "", ""]
+                cells = [slug, NAMES.get(name, name), "the oracle", "", "0", "", "", f"{estimate(ideal, 2)}", "", ""]
                 lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -316,6 +256,8 @@ def main() -> None:
     machines = models_in(MEASURED)
     if not machines:
         raise UserError(f"{MEASURED} has nothing that was measured")
+    timed = dict(machines)
+    machines[FLOPS] = counted_in(MEASURED)
     found = {slug: {name: metrics_of(model) for name, model in models.items()} for slug, models in machines.items()}
     command = "results/halting/real_text/run.sh gpu TOKENS WIKITEXT RUNS; … cpu RUNS; python …/collect.py RUNS"
     first = next(iter(next(iter(machines.values())).values()))
@@ -328,21 +270,21 @@ def main() -> None:
             f"({about['texts'][TEXT]['targets']:,} targets, {about['mask_draws']} draws of masks); intervals over seeds of the "
             "unit and sequences; speeds are of prediction from tokens to tokens, all ways in turns, each in its best batches",
             "seeds": first.seeds,
-            "hardware": {slug: next(iter(models.values())).speed["hardware"] for slug, models in machines.items()},
-            "ratios": {slug: ratios_of(one) for slug, one in found.items()},
+            "hardware": {slug: next(iter(models.values())).speed["hardware"] for slug, models in timed.items()},
+            "ratios": {slug: ratios_of(found[slug]) for slug in timed},
             "metrics": found,
-            "answer": answer(found),
+            "answer": answer({slug: found[slug] for slug in timed}),
             "command": command,
         },
     )
-    for slug, models in machines.items():
+    for slug, models in timed.items():
         speed = next(iter(models.values())).speed
         known = {key: speed[key] for key in ("hardware", "versions", "git", "source_sha256")}
         rows = [{"model": name, **row} for name, row in found[slug].items()]
         write_json(BENCHMARKS / f"halting-real-text-{slug}.json", known | {"rows": rows, "ratios": ratios_of(found[slug])})
     save(png(accuracy_against_speed(machines, found)), HERE / "figures" / "accuracy_against_speed.png")
     write_between(HERE / "README.md", "table", f"{table(found)}\n\n{CAPTION}")
-    print(table(found), answer(found), sep="\n\n")
+    print(table(found), answer({slug: found[slug] for slug in timed}), sep="\n\n")
     folders = {model.folder for models in machines.values() for model in models.values() if (model.folder / GROUPS).exists()}
     if folders:
         grouped = "\n\n".join(groups_table(folder) for folder in sorted(folders))

@@ -47,6 +47,7 @@ from pnn.data.run_tokens import held_out
 from pnn.data.shards import prepare, prepare_source
 from pnn.errors import UserError
 from pnn.evaluation.choosing import Batch, halting_settings, predictions, settings, steps_taken
+from pnn.evaluation.passes import not_recorded
 from pnn.files import write_json, write_text
 from pnn.models.flops import halting_flops
 from pnn.models.loading import load_run
@@ -256,6 +257,8 @@ def measure_speed(model: Path, home: Path, sizes: list[int], tokens: int, second
         rows[way.name] = {"microseconds_per_token": found, "right": share_right[way.name]}
     precision = str(subject.precision).removeprefix("torch.")
     about = machine()
+    if why := not_recorded(subject.model):
+        raise UserError(f"some passes were timed without a recording, others with one: {why}")
     what = {"tokens": tokens, "batch_tokens": sizes, "precision": precision, "threads": None if on_gpu else threads}
     write_json(home / f"speed-{slug(about['hardware'], threads)}.json", what | {"ways": rows} | about)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from timed import FLOPS
 
 from pnn.figures.marks import AMBER, BLUE, CONTROL, GREEN, ORANGE, PINK, line
 from pnn.figures.style import SMALL, WIDTH, per_cent_axis, styled
@@ -13,7 +14,12 @@ from pnn.numbers import points
 from pnn.results import Json
 from pnn.studies.analyses.halting import LOSE
 
-NAMES = {"pnn_paper": "the paper's PNN", "pnn_rewrite_one": "one rewriting refiner"}
+NAMES = {
+    "pnn_paper": "the paper's PNN",
+    "pnn_paper_ready": "the paper's PNN, trained to halt",
+    "pnn_rewrite_one": "one rewriting refiner",
+    "pnn_rewrite_one_ready": "rewriting, trained to halt",
+}
 FIXED = ("dial", "two_dials")  # who takes how many steps is known before the pass
 LOOKS = {  # colour, marker, what the key says
     "dial": (BLUE, "o", "fewer steps for everyone (the dial)"),
@@ -40,15 +46,16 @@ CAPTION = (
 @styled
 def accuracy_against_speed(machines: dict[str, dict[str, Any]], found: dict[str, dict[str, Json]]) -> Figure:
     """`machines`: of each its models, as collect.py knows them; `found`: what follows of each."""
-    rows, columns = len(machines), max(map(len, machines.values()))
-    figure = Figure(figsize=(WIDTH, 1.1 + 3.0 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False)
+    known = {name for models in machines.values() for name in models}
+    names = [name for name in NAMES if name in known] + sorted(known - set(NAMES))
+    figure = Figure(figsize=(WIDTH, 1.1 + 3.1 * len(machines)), layout="constrained")
+    panels = figure.subplots(len(machines), len(names), squeeze=False)
     for across, (slug, models) in zip(panels, machines.items(), strict=True):
-        for axes, (name, model) in zip(across, models.items(), strict=False):
-            panel(axes, model, found[slug][name])
-            axes.set_title(f"{NAMES.get(name, name)}, {slug}")
-        for axes in across[len(models) :]:
-            axes.set_visible(False)
+        for axes, name in zip(across, names, strict=True):
+            axes.set_visible(name in models)
+            if name in models:
+                panel(axes, models[name], found[slug][name], ideal_only=slug == FLOPS)
+                axes.set_title(f"{NAMES.get(name, name)}\n{slug}", fontsize="medium")
     looks = [*LOOKS.values(), (CONTROL, "X", RANDOM)]
     keys = [Line2D([], [], color=colour, marker=marker, ms=6, ls="", label=said) for colour, marker, said in looks]
     if any("oracle" in row for models in found.values() for row in models.values()):
@@ -57,7 +64,7 @@ def accuracy_against_speed(machines: dict[str, dict[str, Any]], found: dict[str,
     return figure
 
 
-def panel(axes: Any, model: Any, row: Json) -> None:
+def panel(axes: Any, model: Any, row: Json, ideal_only: bool = False) -> None:
     """Small marks are all settings, large ones those that were chosen, with whiskers of what they lose."""
     whole = row["accuracy"]
     lowest, seen = whole - SHOWN, [AIM]
@@ -90,7 +97,7 @@ def panel(axes: Any, model: Any, row: Json) -> None:
         seen.append(ideal)
     axes.axvline(AIM, color=CONTROL, lw=0.8, ls=":")
     axes.axhline(whole - LOSE, color=CONTROL, lw=0.8, ls=":")
-    axes.set(xscale="log", xlabel="measured speed, all steps = 1×", ylabel="accuracy (%)")
+    axes.set(xscale="log", xlabel=f"{'ideal' if ideal_only else 'measured'} speed, all steps = 1×", ylabel="accuracy (%)")
     axes.set(xlim=(min(seen) / 1.08, max(seen) * 1.12), ylim=(lowest, whole + SHOWN / 3))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
     axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}×" if round(value, 1) in (2, 3, 5) else "")

@@ -2,14 +2,13 @@
 
 A graph has fixed shapes, and how many tokens go on is known only when a step is done. So a pass is recorded with room for as
 many as went on in a batch of this shape before, and a few more. It counts those who wanted to: where there was too little room
-it is void, and the batch is computed as it is; the next one gets more. The device is asked once for each pass, at its end.
-
-Where the context halts (`context`), sizes follow from how many tokens are asked for, and nobody asks.
+it is void, the batch is computed without a recording, and the next one gets more. The device is asked once for each pass, at
+its end. Where the context halts (`context`), sizes follow from the batch's shape, and the device is not asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,59 +19,63 @@ from pnn.nn.live import Plan, planned
 from pnn.nn.packing import SMALLEST, round_up
 from pnn.nn.recording import Recordings
 
+MOST = 256  # passes that are recorded of one model: every setting has its own
 MORE = 1.03  # of what was seen: batches of one shape differ by little
-Sizes = tuple[tuple[int, int], ...]
+Room = tuple[tuple[int, int], ...]  # for live tokens and for those that have just stopped, at each choice
 
 
 def replay_halting(
-    recordings: Recordings, key: tuple[Any, ...], flat: Tensor, compute: Callable[[Tensor], list[Tensor]]
+    recordings: Recordings,
+    key: Any,
+    halt: Halt,
+    tokens: int,
+    positions: int,
+    flat: Tensor,
+    compute: Callable[..., list[Tensor]],
 ) -> list[Tensor] | None:
-    """The states of a pass, good until the next one; None where it has to be computed as it is. `key` begins with the batch's
-    shape and ends with how tokens halt."""
-    shape, halt = key[0], key[-1]
-    assert isinstance(halt, Halt)
+    """The states of a pass over so many tokens that is asked for so many positions, good until the next one; None where it has
+    to be computed without a recording."""
     counts_tell = CRITERIA[halt.criterion].measures
-    if not counts_tell:
-        recordings.room[key] = of_context(shape.tokens, shape.positions)
-    if key not in recordings.room:
-        with planned(Plan()) as plan:
-            states = compute(flat.to(recordings.device))
-        recordings.room[key] = room_for(plan.counts)
-        return states
-    room: Sizes = recordings.room[key]
+    room: Room | None = recordings.room.get(key) if counts_tell else ((positions, tokens),)
+    if room is not None:
+        chosen: Room = room
 
-    def counted(given: Tensor) -> tuple[list[Tensor], Tensor | None]:
-        with planned(Plan(room)) as plan:
-            states = compute(given)
-        return states, torch.stack(plan.counts) if counts_tell else None
+        def counted(given: Tensor) -> tuple[list[Tensor], Tensor | None]:
+            with planned(Plan(chosen)) as plan:
+                states = compute(given)
+            return states, torch.stack(plan.counts) if counts_tell else None
 
-    found = recordings.replay((key, room), flat, counted)
-    if found is None:
-        return None
-    states, counts = found
-    if counts is not None and too_little(room, seen := counts.tolist()):  # waits for the device
-        most = [[max(pair) for pair in zip(one, other, strict=True)] for one, other in zip(room, seen, strict=True)]
-        recordings.room[key] = room_for(most)
-        return None
-    return list(states)
-
-
-def too_little(room: Sizes, seen: list[list[int]]) -> bool:
-    return any(count > size for one, counts in zip(room, seen, strict=True) for size, count in zip(one, counts, strict=True))
+        found = recordings.replay((key, room), flat, counted)
+        if found is None:
+            return None
+        states, counts = found
+        if counts is None or enough(room, counts.tolist()):  # waits for the device
+            return list(states)
+        recordings.forget((key, room))
+    with planned(Plan()) as plan:
+        states = compute(flat.to(recordings.device))
+    torch.clear_autocast_cache()  # weights that it cast are nobody else's
+    recordings.room[key] = room = more_room(plan.counts, tokens, room)
+    recordings.seen.add((key, room))  # the next pass is recorded
+    return states
 
 
-def room_for(counts: list[list[int]]) -> Sizes:
-    """Live tokens, and those that have just stopped, of each choice."""
-    return tuple((_more_than(live), _more_than(stopped)) for live, stopped in counts)
+def enough(room: Room, counts: Sequence[Sequence[int]]) -> bool:
+    return all(count <= size for sizes, seen in zip(room, counts, strict=True) for size, count in zip(sizes, seen, strict=True))
 
 
-def _more_than(count: int) -> int:
+def more_room(counts: Sequence[Sequence[int]], tokens: int, before: Room | None = None) -> Room:
+    """For what was counted. Where there was enough before, it stays."""
+    before = before or tuple((0, 0) for _ in counts)
+    return tuple(
+        (_for(live, tokens, old_live), _for(stopped, tokens, old_stopped))
+        for (live, stopped), (old_live, old_stopped) in zip(counts, before, strict=True)
+    )
+
+
+def _for(count: int, tokens: int, before: int) -> int:
     """Sixteen sizes for each doubling: at most a sixteenth is computed in vain, beside what is to spare."""
+    if count <= before:
+        return before
     wanted = max(SMALLEST, int(MORE * count) + 1)
-    return round_up(wanted, max(1, 1 << ((wanted - 1).bit_length() - 5)))
-
-
-def of_context(tokens: int, positions: int) -> Sizes:
-    """All that are asked for go on, and the others stop, of which there are at most so many: positions are rounded up to the
-    next sixteenth of the tokens (`PackedShape.bucket`)."""
-    return ((positions, min(tokens, tokens - positions + tokens // 16)),)
+    return min(max(tokens, SMALLEST), round_up(wanted, max(1, 1 << ((wanted - 1).bit_length() - 5))))

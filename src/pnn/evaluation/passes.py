@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.data.batches import PackedBatch
+from pnn.evaluation.halting_passes import MOST as MOST_HALTING
 from pnn.evaluation.halting_passes import replay_halting
 from pnn.models.base import Halting
 from pnn.models.registry import kind_of
@@ -68,7 +69,8 @@ def states_at(
         before = out.states[:-1] if every_step else ()
         return [*(only_at(h, inputs["last_at"])[0] for h in before), out.last_hidden_state[0]]
 
-    recordings, rule = _recordings_of(model), halting_in_force(model, num_steps, halt)
+    rule = None if causal else halting_in_force(model, num_steps, halt)
+    recordings = _recordings_of(model, rule is not None)
     if recordings is not None:
         shape = layout.bucket(batch, positions, longest)
         steps = getattr(model.config, "num_steps", None) if num_steps is None else num_steps
@@ -78,7 +80,10 @@ def states_at(
         def compute(flat: Tensor) -> list[Tensor]:
             return _cast_once(run, flat, shape)
 
-        states = recordings.replay(key, flat, compute) if rule is None else replay_halting(recordings, key, flat, compute)
+        if rule is None or isinstance(shape, RowsShape):
+            states = recordings.replay(key, flat, compute)
+        else:
+            states = replay_halting(recordings, key, rule, shape.tokens, shape.positions, flat, compute)
         if states is not None:
             return [h[: len(positions)].clone() for h in states]
     shape = layout.exact(batch, positions)
@@ -172,9 +177,16 @@ class RowsShape(NamedTuple):
 
 
 _RECORDINGS: WeakKeyDictionary[PreTrainedModel, Recordings] = WeakKeyDictionary()
+_HALTING: WeakKeyDictionary[PreTrainedModel, Recordings] = WeakKeyDictionary()  # apart: a failure of one spares the other
 
 
-def _recordings_of(model: PreTrainedModel) -> Recordings | None:
+def not_recorded(model: PreTrainedModel) -> str:
+    """Why some passes of this model are issued kernel by kernel; empty where that did not happen."""
+    known = [every[model] for every in (_RECORDINGS, _HALTING) if model in every]
+    return next((one.failed or "there are too many, or too little memory" for one in known if one.full), "")
+
+
+def _recordings_of(model: PreTrainedModel, halting: bool = False) -> Recordings | None:
     """None for a model whose passes cannot be recorded as it is now."""
     config, device = model.config, model.device
     if model.training or not kernels_compute(device, products_in(device, model.dtype)):
@@ -182,10 +194,11 @@ def _recordings_of(model: PreTrainedModel) -> Recordings | None:
     width = config.hidden_size // config.num_attention_heads
     if not kind_of(model).causal and attention_waits(width, config.max_position_embeddings):
         return None
-    weights = where_weights_lie(model.base_model)
+    weights = where_weights_lie(model if halting else model.base_model)  # a criterion may ask the head
     if weights is None:
         return None
-    known = _RECORDINGS.get(model)
+    every = _HALTING if halting else _RECORDINGS
+    known = every.get(model)
     if known is None or known.weights != weights:  # moved, replaced or pruned since: what was recorded reads the old ones
-        known = _RECORDINGS[model] = Recordings(weights, device)
+        known = every[model] = Recordings(weights, device, MOST_HALTING if halting else None)
     return known

@@ -38,7 +38,7 @@ def read_config(checkpoint: Path | str, steps: int | None) -> PreTrainedConfig:
                 f"--num-steps {steps}: the schedule {config.schedule} needs {len(config.schedule)} to use every refiner"
             )
         config.num_steps, config.trained_steps, config.schedule = steps, None, schedule
-        config.step_weights, config.random_steps = None, None
+        config.step_weights, config.random_steps, config.random_halt = None, None, False
         config.halt = None  # it was chosen for another number
     return config
 
@@ -75,6 +75,8 @@ def load_classifier(
     halt = getattr(config, "halt", None)
     if halt is not None and CRITERIA[halt["criterion"]].reads:  # how sure another head was says nothing of the new one
         changes["halt"] = None
+    if getattr(config, "random_halt", False):  # it was for pretraining: a classifier reads one token, and all others would halt
+        changes["random_halt"] = False
     config = type(config).from_dict(config.to_dict() | changes)
     auto = AutoModelForMultipleChoice if task.choices else AutoModelForSequenceClassification
     return loading.load_with_new_head(checkpoint, config, auto, seed)

@@ -35,7 +35,8 @@ class HaltingEncoder(EncoderBase):
 
     def halting_rule(self, halt: Halting, num_steps: int | None, every_token: bool, read: Read | None) -> Rule | None:
         all_steps = num_steps is not None and not self.training  # asked for so many; training draws a number
-        if self.training and self.config.random_halt and halt is None and not every_token and num_steps != 0:
+        learns = isinstance(self.criterion, Learned) and self.config.halt is not None  # it draws by itself
+        if self.training and self.config.random_halt and halt is None and not (learns or every_token or num_steps == 0):
             return Rule(Halt("context"), CRITERIA["context"](self.config.hidden_size), period(self.config.schedule), read)
         if halt is False or (halt is None and (self.config.halt is None or every_token or all_steps)):
             return None

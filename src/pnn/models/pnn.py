@@ -55,7 +55,7 @@ class PNNConfig(PreTrainedConfig):
     * `gate`: `"query_key"`, one for each dimension; `"token"`, one for each token; `"none"`.
     * `halt`: when tokens stop being refined, `{"criterion": "change", "threshold": 0.05}` (`nn/halting`). `None`: never.
     * `random_halt`: in training, tokens that are not predicted stop after a step that is drawn, so that fewer steps for them
-      cost less later.
+      cost less later. A learned unit that trains with the model draws instead.
     """
 
     model_type = "pnn"
@@ -127,9 +127,7 @@ class PNNConfig(PreTrainedConfig):
         if not 0 < self.gate_start < 1:
             raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
         if self.random_halt:
-            Halt("context").check_steps(self.schedule, self.num_steps if self.random_steps is None else self.random_steps[-1])
-            if self.halt is not None and self.halt.get("criterion") == "learned":
-                raise ValueError("random_halt and a learned unit that halts both say who stops in training: leave one out")
+            Halt("context").check_steps(self.schedule, steps if self.random_steps is None else self.random_steps[-1])
         if self.halt is not None:
             Halt.of(self.halt).check_steps(self.schedule, self.num_steps)
         if self.trained_halt is not None and Halt.of(self.trained_halt).criterion != "learned":

@@ -87,7 +87,7 @@ class Learned(Criterion):
 
 
 class Context(Criterion):
-    """Who halts is known before the pass: nothing is measured, and a GPU waits once."""
+    """Who halts is known before the pass: nothing is measured, and a GPU waits once, or never where the pass is recorded."""
 
     measures, draws = False, True
 
@@ -147,6 +147,12 @@ class Halt:
             raise ValueError(f"halt needs a schedule that goes round: {list(schedule)} applies nothing again")
         if self.min_steps >= steps:
             raise ValueError(f"halt: min_steps={self.min_steps}, but there are {steps} steps: no token would ever halt")
+        ends = [step for step in range(1, steps) if step % period(schedule) == 0]
+        if ends[-1] < self.min_steps:
+            raise ValueError(
+                f"halt: min_steps={self.min_steps}, but the last round before the end is over after step {ends[-1]}: no token "
+                "would ever halt"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         unused = {"cost"} if not self.cost else set()
@@ -299,7 +305,8 @@ def refine_in_training(
     """Every token is computed, and it is drawn who of them moves: `lerp` leaves a halted token where it is. `through` calls a
     refiner."""
     live, states = h.new_ones(*h.shape[:2], 1), [h]
-    real = torch.ones_like(live) if layout.keep is None else layout.keep[..., None]  # asks a GPU nothing: a pass is recorded
+    # asks a GPU nothing, so that the pass can be recorded
+    real = torch.ones_like(live, dtype=torch.bool) if layout.keep is None else layout.keep[..., None]
     taken = torch.zeros_like(live)
     of_context = None if rule.criterion.measures else _chance_of_context(h, at)
     for step, refiner in enumerate(refiners, 1):

@@ -7,8 +7,8 @@ their new keys and values into the memory and attend to all of it; everything el
 Where nobody reads a sequence any more (all tokens that were asked for have halted) its other tokens stop too. Where sequences
 halt as wholes nothing has to be kept: the batch of the others (`only_sequences`) is computed as any other is.
 
-How many tokens are live only the device knows. `Plan` is the one place that asks: once for a step, and on a GPU in sizes of few
-kinds. A plan that was told the sizes asks nothing, so that a pass can be recorded (`evaluation/halting_passes`).
+How many tokens are live only the device knows. It is asked once for a step, and on a GPU sizes are of few kinds (`Plan`). A
+plan that was told the sizes asks nothing, so that a pass can be recorded (`evaluation/halting_passes`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Places:
             return Places(real, sequence, everything, borders, layout.keep, length, rotation, packed=False)
         borders, lengths = layout.cu_seqlens.long(), layout.cu_seqlens.diff().long()
         length = layout.max_seqlen if layout.rows is None else layout.rows.keep.shape[1]
-        sequence = torch.arange(len(lengths), device=device).repeat_interleave(lengths, output_size=tokens)
+        sequence = torch.searchsorted(borders[1:].contiguous(), everything, right=True)
         row = everything - borders[sequence] + sequence * length
         keep = torch.arange(length, device=device) < lengths.clamp(min=1)[:, None]  # an empty sequence sees a zero: no NaN
         real = torch.ones_like(everything, dtype=torch.bool)
@@ -100,11 +100,12 @@ class Plan:
 
     def of(self, here: Tensor, beside: Tensor) -> tuple[int, int]:
         counts = torch.stack((here.sum(), beside.sum()))
-        self.counts.append(counts if self.sizes is not None else counts.tolist())
-        if self.sizes is not None:
-            return self.sizes[len(self.counts) - 1]
-        live, stopped = self.counts[-1]
-        return bucket(live) if live else 0, bucket(stopped) if stopped else 0
+        if self.sizes is None:
+            live, stopped = asked = counts.tolist()
+            self.counts.append(asked)
+            return bucket(live) if live else 0, bucket(stopped) if stopped else 0
+        self.counts.append(counts)
+        return self.sizes[len(self.counts) - 1]
 
 
 _PLAN: ContextVar[Plan | None] = ContextVar("plan", default=None)
@@ -170,7 +171,7 @@ def only_sequences(chosen: Tensor, places: Places, heads: int) -> tuple[Tensor, 
 
 def exact_sizes(device: torch.device) -> bool:
     """On a GPU sizes are rounded up to few kinds, so that what is prepared for a shape serves again. Not where gradients flow:
-    a row that is computed in vain has none."""
+    what is computed in vain would reach those of the weights."""
     return device.type == "cpu" or torch.is_grad_enabled()
 
 
@@ -204,9 +205,9 @@ class Memory:
         self._keep(live.here, qkv[:, 1:])
         assert self.rows is not None
         q, (k, v) = qkv[:, 0], self.rows[: self._count].unbind(1)
-        if self.by_borders:  # what is computed in vain lies behind the last border, where nothing is written
-            borders = self.places.borders.int()
-            return fast.flash(q, k, v, live.borders.int(), borders, live.longest, self.places.length)
+        if self.by_borders:  # what is computed in vain lies behind the last border: nothing is written there, it may be NaN
+            borders = torch.searchsorted(live.here, self.places.borders)  # of all sequences, also those without a live token
+            return fast.flash(q, k, v, borders.int(), self.places.borders.int(), live.longest, self.places.length)
         counts, each = live.borders.diff(), torch.arange(len(q), device=q.device)
         within = torch.arange(live.longest, device=q.device).minimum((counts - 1).clamp(min=0)[:, None])
         spread = (live.borders[:-1, None] + within).clamp(max=len(q) - 1)

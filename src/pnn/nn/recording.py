@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-MOST = 128  # passes that are recorded of one model: shapes, and settings of halting
+MOST = 32  # shapes that are recorded of one model
 # Whose modules do the same again with the same weights. Others' may not: an adapter can be switched off
 KNOWN = {"torch", "transformers", __name__.partition(".")[0]}
 WITHOUT_UNITS = "pnn.plasticity.architectures"  # what computes in a module of transformers whose heads or layer are gone
@@ -54,12 +54,12 @@ class Recordings:
     """The recorded passes of one model, whose weights lie where `weights` says. They share their memory: one runs at a time,
     and what it gives is copied before the next."""
 
-    def __init__(self, weights: tuple[int, ...], device: torch.device):
-        self.weights, self.device = weights, device
+    def __init__(self, weights: tuple[int, ...], device: torch.device, most: int | None = None):
+        self.weights, self.device, self.most = weights, device, most
         self.seen: set[Any] = set()
         self.recorded: dict[Any, tuple[Tensor, Recording]] = {}  # where inputs go, and what reads them
         self.room: dict[Any, Any] = {}  # of passes whose tokens halt: for how many there is (`evaluation/halting_passes`)
-        self.full = False
+        self.full, self.failed = False, ""  # why recording ended, if it failed
         with torch.cuda.device(device):
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
@@ -76,18 +76,22 @@ class Recordings:
             self._fill(buffer, flat)
             return recording.replay()
 
+    def forget(self, key: Any) -> None:
+        """What is recorded for it serves nobody any more."""
+        self.recorded.pop(key, None)
+
     def _fill(self, buffer: Tensor, flat: Tensor) -> None:
         buffer.copy_(flat if flat.device == buffer.device else flat.pin_memory(), non_blocking=True)
 
     def _record(self, key: Any, flat: Tensor, run: Callable[[Tensor], Any]) -> bool:
-        self.full = len(self.recorded) == MOST or not room_to_record()
+        self.full = len(self.recorded) >= (self.most or MOST) or not room_to_record()
         if not self.full:
             buffer = torch.empty_like(flat, device=self.device)
             self._fill(buffer, flat)
             try:
                 self.recorded[key] = buffer, Recording(lambda: run(buffer), self.stream, self.pool)
-            except RuntimeError:  # out of memory among them
-                self.full = True
+            except RuntimeError as error:  # out of memory among them
+                self.full, self.failed = True, str(error)
         return not self.full
 
 
