@@ -93,7 +93,7 @@ def items() -> Iterator[Item]:
 def shrink() -> Iterator[Item]:
     """Of SmolLM2: a fifth fewer parameters, then the curve, one seed, and learning without the teacher."""
     command = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
-    command += " --kinds head neuron layer width"
+    command += " --kinds head neuron layer width --adapt 200 --updates 600"  # 20M tokens of learning for each arm
     arms = [("control", "--shares"), ("less-20-logits", "--shares 0.2")]
     wanted = [(name, asked, seed) for seed in range(3) for name, asked in arms]
     wanted += [(f"less-{share}-logits", f"--shares {share / 100:g}", 0) for share in (10, 30, 40, 50)]
@@ -102,7 +102,7 @@ def shrink() -> Iterator[Item]:
         file = f"{name}-{seed}.json"
         yield Item(
             f"shrink, {name}, seed {seed}",
-            6.0,
+            2.5,
             f"{command} {asked} --seeds {seed}",
             f"shrink/measured/{file}",
             f"shrink/measured/smollm2_135m/{file}",

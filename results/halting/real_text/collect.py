@@ -283,7 +283,7 @@ def main() -> None:
         rows = [{"model": name, **row} for name, row in found[slug].items()]
         write_json(BENCHMARKS / f"halting-real-text-{slug}.json", known | {"rows": rows, "ratios": ratios_of(found[slug])})
     save(png(accuracy_against_speed(machines, found)), HERE / "figures" / "accuracy_against_speed.png")
-    write_between(HERE / "README.md", "table", f"{table(found)}\n\n{CAPTION}")
+    write_between(HERE / "README.md", "table", f"{table(found)}\n\n{CAPTION}\n")
     print(table(found), answer({slug: found[slug] for slug in timed}), sep="\n\n")
     folders = {model.folder for models in machines.values() for model in models.values() if (model.folder / GROUPS).exists()}
     if folders:
