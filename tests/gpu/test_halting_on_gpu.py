@@ -107,6 +107,18 @@ def test_in_16_bit_attention_goes_by_borders(form, monkeypatch):
     assert difference.median() < 0.02 * exact.last_hidden_state.norm(dim=-1).median()
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_flow_in_16_bit_where_whole_sequences_have_halted(form):
+    model, (ids, borders, at) = build(form).cuda(), batch()
+    ids, borders, at = (x.cuda() for x in (ids, borders, at))
+    with torch.autocast("cuda", torch.bfloat16):
+        out = model.base_model(ids, cu_seqlens=borders, last_at=at, halt={"criterion": "one number", "threshold": 0.05})
+    steps = out.halted_at[0].split(LENGTHS.tolist())
+    assert any(some.max() < len(model.config.schedule) for some in steps), "the pattern is not worth a test"
+    out.last_hidden_state.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.base_model.refiners.parameters())
+
+
 # Recorded passes --------------------------------------------------------------------------------------------------------
 
 

@@ -80,9 +80,10 @@ def states_at(
         def compute(flat: Tensor) -> list[Tensor]:
             return _cast_once(run, flat, shape)
 
-        if rule is None or isinstance(shape, RowsShape):
+        if rule is None:
             states = recordings.replay(key, flat, compute)
         else:
+            assert isinstance(shape, PackedShape)  # a decoder's tokens do not halt
             states = replay_halting(recordings, key, rule, shape.tokens, shape.positions, flat, compute)
         if states is not None:
             return [h[: len(positions)].clone() for h in states]
