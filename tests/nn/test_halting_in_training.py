@@ -107,6 +107,6 @@ def test_a_model_that_trained_with_a_halting_context_gets_a_unit(tmp_path):
     packed, borders = some_batch()[2:]
     labels = torch.where(torch.arange(packed.shape[1]) % 3 == 0, packed, -100)
     assert again(packed, cu_seqlens=borders, labels=labels, output_logits=False).step_cost > 0
-    with pytest.raises(StrictDataclassError, match="two steps or more"):
+    with pytest.raises(StrictDataclassError, match="random_halt needs two steps or more"):
         pnn.PNNConfig(**SMALL, num_steps=1, random_halt=True)
     pnn.PNNConfig(**SMALL, num_steps=1, trained_steps=4, random_halt=True)  # calibrated to fewer since

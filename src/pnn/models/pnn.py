@@ -127,7 +127,10 @@ class PNNConfig(PreTrainedConfig):
         if not 0 < self.gate_start < 1:
             raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
         if self.random_halt:
-            Halt("context").check_steps(self.schedule, steps if self.random_steps is None else self.random_steps[-1])
+            try:
+                Halt("context").check_steps(self.schedule, steps if self.random_steps is None else self.random_steps[-1])
+            except ValueError as error:  # "halt needs …": say what was set
+                raise ValueError(f"random_{error}") from None
         if self.halt is not None:
             Halt.of(self.halt).check_steps(self.schedule, self.num_steps)
         if self.trained_halt is not None and Halt.of(self.trained_halt).criterion != "learned":
