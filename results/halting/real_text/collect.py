@@ -42,7 +42,7 @@ GROUPED = {  # and what stands before a group's name
     "by_loss": "masked, ",
 }
 LEAST_SEEDS = 3  # for a verdict
-PLAIN = {"pnn_rewrite_one_ready": "pnn_rewrite_one"}  # the same, trained as others are
+PLAIN = {"pnn_paper_ready": "pnn_paper", "pnn_rewrite_one_ready": "pnn_rewrite_one"}  # the same, trained as others are
 OUTCOMES = {SUPPORTED: "won", NOT_SUPPORTED: "lost", UNDECIDED: "undecided"}
 Row = dict[str, Any]
 

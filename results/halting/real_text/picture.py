@@ -16,7 +16,7 @@ from pnn.studies.analyses.halting import LOSE
 
 NAMES = {
     "pnn_paper": "the paper's PNN",
-    "pnn_paper_ready": "the paper's PNN, trained to halt",
+    "pnn_paper_ready": "the paper's, trained to halt",
     "pnn_rewrite_one": "one rewriting refiner",
     "pnn_rewrite_one_ready": "rewriting, trained to halt",
 }
@@ -48,10 +48,10 @@ def accuracy_against_speed(machines: dict[str, dict[str, Any]], found: dict[str,
     """`machines`: of each its models, as collect.py knows them; `found`: what follows of each."""
     known = {name for models in machines.values() for name in models}
     names = [name for name in NAMES if name in known] + sorted(known - set(NAMES))
-    figure = Figure(figsize=(WIDTH, 1.1 + 3.1 * len(machines)), layout="constrained")
-    panels = figure.subplots(len(machines), len(names), squeeze=False)
-    for across, (slug, models) in zip(panels, machines.items(), strict=True):
-        for axes, name in zip(across, names, strict=True):
+    figure = Figure(figsize=(WIDTH, 1.1 + 2.6 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), len(machines), squeeze=False)
+    for down, (slug, models) in zip(panels.T, machines.items(), strict=True):
+        for axes, name in zip(down, names, strict=True):
             axes.set_visible(name in models)
             if name in models:
                 panel(axes, models[name], found[slug][name], ideal_only=slug == FLOPS)
