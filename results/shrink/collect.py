@@ -75,8 +75,8 @@ def collected(arms: Arms) -> dict[str, Any]:
         "parameters": controls[0]["parameters"],
         "learning": {key: controls[0][key] for key in ("updates", "adapt", "rate", "batch", "length")},
     }
-    for share, teacher in sorted({(one["share"], one["teacher"]) for one in less}):
-        chosen = [one for one in less if (one["share"], one["teacher"]) == (share, teacher)]
+    for share, tokens_too, teacher in sorted({_about(one) for one in less}):
+        chosen = [one for one in less if _about(one) == (share, tokens_too, teacher)]
         found = above(chosen, controls)
         row = {
             "seeds": sorted(one["seed"] for one in chosen),
@@ -87,9 +87,13 @@ def collected(arms: Arms) -> dict[str, Any]:
             f"within_{100 * WITHIN:g}_per_cent": verdict(-found.on_scale(lambda value: value - WITHIN)),
             "speed": speed(chosen, controls[0]),
         }
-        name = f"{100 * share:g}"
+        name = f"{100 * share:g}" + (", tokens too" if tokens_too else "")
         out[name if teacher == "logits" else f"{name}, teacher {teacher}"] = row
     return out
+
+
+def _about(arm: dict[str, Any]) -> tuple[float, bool, str]:
+    return arm["share"], "token" in arm.get("kinds", ()), arm["teacher"]
 
 
 def rows_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -23,13 +23,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.files import write_json
 from pnn.plasticity import save
-from pnn.plasticity.architectures import ALL_KINDS, KINDS
+from pnn.plasticity.architectures import KINDS
 from pnn.plasticity.measure import held_out_nats, size
 from pnn.plasticity.phases import learn_round
 from pnn.plasticity.run import open_model
 from pnn.plasticity.settings import CycleSettings
-from pnn.plasticity.shrink import ShrinkSettings, shrink
+from pnn.plasticity.shrink import MAY_GO, ShrinkSettings, shrink
 from pnn.plasticity.text import Text, read_text
+from pnn.plasticity.vocabulary import TOKEN
 from pnn.progress import Bars, track
 from pnn.training.tracking import environment
 
@@ -47,7 +48,8 @@ class Study:
             self._keep(f"control-{seed}", adapted, {"arm": "control", "seed": seed})
 
     def share(self, adapted: PreTrainedModel, share: float, teacher: str, seed: int) -> None:
-        name = f"less-{100 * share:g}-{teacher}-{seed}"
+        tokens_too = "-tokens" if TOKEN in self.asked.kinds else ""
+        name = f"less-{100 * share:g}{tokens_too}-{teacher}-{seed}"
         if not self._begins(name):
             return
         settings = ShrinkSettings(
@@ -60,11 +62,9 @@ class Study:
             evaluate_every=max(1, self.asked.updates // 8),
             seed=seed,
         )
-        smaller, summary = shrink(
-            adapted, self.text, self.runs / name, settings, tokenizer=self.tokenizer, resume=True, quiet=False
-        )
-        kept = {"share": share, "teacher": teacher, "seed": seed, "summary": summary}
-        self._keep(name, smaller, {"arm": "less", **kept})
+        found = shrink(adapted, self.text, self.runs / name, settings, tokenizer=self.tokenizer, resume=True, quiet=False)
+        kept = {"share": share, "teacher": teacher, "kinds": self.asked.kinds, "seed": seed, "summary": found.summary}
+        self._keep(name, found.model, {"arm": "less", **kept}, found.text)
 
     def adapted(self, model: PreTrainedModel) -> None:
         """The model in RUNS/adapted, and what it is worth before and after."""
@@ -100,8 +100,9 @@ class Study:
     def _file(self, name: str) -> Path:
         return self.runs / "measured" / f"{name}.json"
 
-    def _keep(self, name: str, model: PreTrainedModel, labels: dict[str, Any]) -> None:
-        nats, targets = held_out_nats(model, self.text)
+    def _keep(self, name: str, model: PreTrainedModel, labels: dict[str, Any], text: Text | None = None) -> None:
+        """`text`: in the model's own tokens, where some of them went."""
+        nats, targets = held_out_nats(model, text or self.text)
         found = size(model, self.text.held_out.shape[1])
         asked = {key: getattr(self.asked, key) for key in ("updates", "adapt", "rate", "batch", "length")}
         self._file(name).parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +125,7 @@ def main() -> None:
     for name in ("model", "text", "runs"):
         parser.add_argument(name)
     parser.add_argument("--shares", type=float, nargs="*", default=[0.2], help="of all parameters that go; none: the control")
-    parser.add_argument("--kinds", nargs="+", choices=ALL_KINDS, default=KINDS, help="of units that may go")
+    parser.add_argument("--kinds", nargs="+", choices=MAY_GO, default=KINDS, help="of units that may go")
     parser.add_argument("--teachers", nargs="+", default=["logits"], help="logits, states, none")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--updates", type=int, default=1500)
@@ -143,6 +144,7 @@ def main() -> None:
         length=asked.length,
         train_rows=max(asked.updates, asked.adapt) * asked.batch,
         held_out_rows=asked.held_out,
+        count=TOKEN in asked.kinds,
         progress=track,
     )
     study = Study(text, loaded.tokenizer, runs, asked)

@@ -155,7 +155,7 @@ def test_shrinking_repairs_what_it_cut(model_of, text, tmp_path):
     model, errors = model_of("gpt2"), {}
     for mend in (False, True):
         settings = ShrinkSettings(fewer=0.2, kinds=("head", "neuron"), repair=mend, learn_steps=0, score_rows=16)
-        smaller, _ = shrink(model, text, tmp_path / str(mend), settings)
+        smaller, _, *_ = shrink(model, text, tmp_path / str(mend), settings)
         batches = calibration(text, settings.as_cycle(), 1)
         errors[mend] = sum(output_errors(smaller, model, batches).values())
     assert errors[True] < 0.9 * errors[False]

@@ -113,7 +113,7 @@ def test_killed_in_any_phase_it_gives_the_same_bits(model_of, text, tmp_path, mo
     from pnn.plasticity.journal import Journal
 
     plan = ShrinkSettings(fewer=0.2, learn_steps=3, batch_rows=2, evaluate_every=2, score_rows=4)
-    straight, expected = shrink(model_of("gpt2"), text, tmp_path / "straight", plan)
+    straight, expected, *_ = shrink(model_of("gpt2"), text, tmp_path / "straight", plan)
     finish = Journal.finish_phase
 
     def stop(self, ends_round):
@@ -125,7 +125,7 @@ def test_killed_in_any_phase_it_gives_the_same_bits(model_of, text, tmp_path, mo
         patch.setattr(Journal, "finish_phase", stop)
         with pytest.raises(KilledError):
             shrink(model_of("gpt2"), text, tmp_path / "work", plan)
-    resumed, summary = shrink(model_of("gpt2"), text, tmp_path / "work", plan, resume=True)
+    resumed, summary, *_ = shrink(model_of("gpt2"), text, tmp_path / "work", plan, resume=True)
     assert all(torch.equal(value, straight.state_dict()[name]) for name, value in resumed.state_dict().items())
     assert {key: summary[key] for key in ("before", "pruned", "after")} == {
         key: expected[key] for key in ("before", "pruned", "after")

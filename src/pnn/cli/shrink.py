@@ -19,7 +19,10 @@ def shrink(
     parameters: Annotated[str | None, typer.Option(metavar="-N%", help="How many fewer parameters, such as -20%.")] = None,
     speed: Annotated[float | None, typer.Option(help="How many times as fast at reading on this machine, such as 1.3.")] = None,
     kinds: Annotated[
-        str, typer.Option(help="What may go: heads, neurons, layers, and width (Llama, Mistral and Qwen2).")
+        str,
+        typer.Option(
+            help="What may go: heads, neurons, layers, width (Llama, Mistral and Qwen2), and tokens that --data never has."
+        ),
     ] = "heads,neurons,layers",
     by: Annotated[
         str,

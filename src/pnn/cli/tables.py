@@ -274,7 +274,7 @@ def print_shrunk(summary: dict[str, Any]) -> None:
 
     table = Table(title="held-out text, by token", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
-    called = {"head": "heads", "neuron": "neurons", "layer": "layers", "width": "width"}
+    called = {"head": "heads", "neuron": "neurons", "layer": "layers", "width": "width", "token": "tokens"}
     kinds = [kind for kind in called if kind in summary["before"]["units"]]
     for column in ("para-\nmeters", *(called[kind] for kind in kinds), "MFLOP/\ntoken", "loss", "perplexity"):
         table.add_column(column, justify="right")

@@ -184,7 +184,7 @@ _HALTING: WeakKeyDictionary[PreTrainedModel, Recordings] = WeakKeyDictionary()  
 def not_recorded(model: PreTrainedModel) -> str:
     """Why some passes of this model are issued kernel by kernel; empty where that did not happen."""
     known = [every[model] for every in (_RECORDINGS, _HALTING) if model in every]
-    return next((one.failed or "there are too many, or too little memory" for one in known if one.full), "")
+    return next((one.failed for one in known if one.full), "")
 
 
 def _recordings_of(model: PreTrainedModel, halting: bool = False) -> Recordings | None:

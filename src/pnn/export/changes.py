@@ -9,6 +9,7 @@ from pnn.errors import UserError
 from pnn.export.cycles import public
 from pnn.numbers import per_cent
 from pnn.plasticity.models import HISTORY
+from pnn.plasticity.vocabulary import TOKEN
 from pnn.runs import read_json
 
 
@@ -65,10 +66,16 @@ class Changes:
     def limits(self) -> list[str]:
         if self.shrunk is None:
             return ["How well it does since heads were pruned or grown was not measured."]
-        return [
+        said = [
             "Learning on this text improves any model, an unpruned one too: compare with one that learned as long.",
             "One seed, and one text: what was lost on other text was not measured.",
         ]
+        before, after = (self.shrunk[stage]["units"].get(TOKEN) for stage in ("before", "after"))
+        if before != after:
+            said.append(
+                f"{before - after:,} tokens that this text never had are gone: other text takes more tokens than before."
+            )
+        return said
 
 
 def speeds_of(summary: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -22,6 +22,7 @@ from pnn.plasticity.models import HISTORY
 from pnn.plasticity.run import history_with, open_model
 from pnn.plasticity.shrink import DEFAULTS, ShrinkSettings, check, shrink
 from pnn.plasticity.text import read_text
+from pnn.plasticity.vocabulary import TOKEN
 from pnn.runs import read_json
 
 SUMMARY = "summary.json"
@@ -51,7 +52,7 @@ def run_shrink(
     if is_taken(work) and not resume:
         raise UserError(f"{work} holds unfinished work on {output}: continue it with --resume, or remove it")
     loaded = open_model(model)
-    check(loaded.model, settings)
+    check(loaded.model, settings, loaded.tokenizer)
     text = read_text(
         loaded.model,
         loaded.tokenizer,
@@ -60,6 +61,7 @@ def run_shrink(
         length=length,
         train_rows=settings.as_cycle().rows_needed(),
         held_out_rows=held_out_rows,
+        count=TOKEN in settings.kinds,
         progress=progress,
     )
     name = Path(model).resolve().name if Path(model).exists() else model
@@ -71,18 +73,18 @@ def run_shrink(
         return f"with updates of {rows} rows of {row:,} tokens: {instead} needs half{alone}"
 
     with out_of_memory_says(less):
-        smaller, summary = shrink(
+        smaller, summary, tokenizer, _ = shrink(
             loaded.model, text, work, settings, tokenizer=loaded.tokenizer, name=name, resume=resume, quiet=False
         )
     with new_folder(output) as partial:
         smaller.save_pretrained(partial)
-        save_tokenizer(loaded.tokenizer, smaller, partial)
+        save_tokenizer(tokenizer, smaller, partial)
         write_json(partial / HISTORY, history_with(model, loaded, {"shrunk": summary, "by": settings.by, "data": data}))
         write_json(partial / SUMMARY, summary)
         for file in KEPT:
             shutil.copyfile(work / file, partial / file)
         write_checksums(partial)
-        exported = Exported(output.name, partial, work, smaller, loaded.tokenizer)
+        exported = Exported(output.name, partial, work, smaller, tokenizer)
         write_text(partial / "README.md", model_card(exported, bf16=False, remote_code=False, onnx_steps=None, licence=None))
     remove_folder(work)
     return summary

@@ -59,7 +59,7 @@ class Recordings:
         self.seen: set[Any] = set()
         self.recorded: dict[Any, tuple[Tensor, Recording]] = {}  # where inputs go, and what reads them
         self.room: dict[Any, Any] = {}  # of passes whose tokens halt: for how many there is (`evaluation/halting_passes`)
-        self.full, self.failed = False, ""  # why recording ended, if it failed
+        self.full, self.failed = False, ""  # and why nothing more is recorded
         with torch.cuda.device(device):
             self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
@@ -84,8 +84,11 @@ class Recordings:
         buffer.copy_(flat if flat.device == buffer.device else flat.pin_memory(), non_blocking=True)
 
     def _record(self, key: Any, flat: Tensor, run: Callable[[Tensor], Any]) -> bool:
-        self.full = len(self.recorded) >= (self.most or MOST) or not room_to_record()
-        if not self.full:
+        if len(self.recorded) >= (self.most or MOST):
+            self.full, self.failed = True, f"{len(self.recorded)} passes are recorded already"
+        elif not room_to_record():
+            self.full, self.failed = True, "less than a quarter of the GPU's memory is free"
+        else:
             buffer = torch.empty_like(flat, device=self.device)
             self._fill(buffer, flat)
             try:

@@ -9,17 +9,19 @@ recorded, so that going on after a kill does not measure it again.
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError, did_you_mean
 from pnn.files import let_go, remove_folder
 from pnn.models.registry import kind_of
-from pnn.numbers import per_cent
+from pnn.numbers import per_cent, written
 from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, NEURON, WIDTH, architecture_of
 from pnn.plasticity.budget import as_many, faster, fewer_parameters, most_fewer, named, so_many
 from pnn.plasticity.cycle import fingerprint
@@ -34,12 +36,23 @@ from pnn.plasticity.teaching import check_room
 from pnn.plasticity.text import Text
 from pnn.plasticity.unit_scores import OF_MATRICES, UNIT_METHODS, score_units
 from pnn.plasticity.units import Unit, unit_map
+from pnn.plasticity.vocabulary import TOKEN, Trimmed, check_tokens, trim
 from pnn.progress import Bars, say
 
 PHASES = ("initial", "pruning", "learning")
 DEFAULTS: Record = {"repair": False, "teacher": "none", "lora": None}  # in folders older than these settings
 SHARING = "fisher"  # what says how many go of each matrix, unless another score that compares all is asked for
+MAY_GO = (*ALL_KINDS, TOKEN)
 COMPARABLE = tuple(method for method in UNIT_METHODS if method not in OF_MATRICES)
+
+
+class Shrunk(NamedTuple):
+    """The smaller model, what was measured, and what belongs to its vocabulary."""
+
+    model: PreTrainedModel
+    summary: Record
+    tokenizer: PreTrainedTokenizerFast | None
+    text: Text
 
 
 @dataclass(frozen=True)
@@ -68,19 +81,24 @@ class ShrinkSettings:
         if self.faster is not None and not self.faster > 1:
             raise UserError(f"--speed {self.faster:g}: expected more than 1, which is the present speed")
         if not self.kinds:
-            raise UserError(f"--kinds names none of {', '.join(ALL_KINDS)}")
+            raise UserError(f"--kinds names none of {', '.join(MAY_GO)}")
         for kind in self.kinds:
-            if kind not in ALL_KINDS:
-                raise UserError(f"unknown kind of unit {kind!r}{did_you_mean(kind, ALL_KINDS)}")
+            if kind not in MAY_GO:
+                raise UserError(f"unknown kind of unit {kind!r}{did_you_mean(kind, MAY_GO)}")
         if self.by not in UNIT_METHODS:
             raise UserError(f"unknown score of units {self.by!r}{did_you_mean(self.by, UNIT_METHODS)}")
-        if self.by in OF_MATRICES and not {HEAD, NEURON} & {*self.kinds}:
-            raise UserError(f"{self.by} compares units of one matrix, not {named(self.kinds)}: use {', '.join(COMPARABLE)}")
+        if self.by in OF_MATRICES and self.units and not {HEAD, NEURON} & {*self.units}:
+            raise UserError(f"{self.by} compares units of one matrix, not {named(self.units)}: use {', '.join(COMPARABLE)}")
         if self.teacher == "states" and WIDTH in self.kinds:
             raise UserError("--teacher states needs states of one width: use --teacher logits where width may go")
         if self.lora is not None:
             check_rank(self.lora)
         self.as_cycle()  # says what is wrong with the rest
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Kinds that are scored: all but tokens, which are worth nothing where they may go."""
+        return tuple(kind for kind in self.kinds if kind != TOKEN)
 
     def as_json(self) -> Record:
         return asdict(self) | {"kinds": list(self.kinds)}
@@ -91,7 +109,7 @@ class ShrinkSettings:
         return CycleSettings(prune=0, grow=0, **{name: getattr(self, name) for name in shared})
 
 
-def check(model: PreTrainedModel, settings: ShrinkSettings) -> None:
+def check(model: PreTrainedModel, settings: ShrinkSettings, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
     """What is sure to fail is said before any text is read."""
     architecture = architecture_of(model)
     if WIDTH in settings.kinds:
@@ -102,7 +120,9 @@ def check(model: PreTrainedModel, settings: ShrinkSettings) -> None:
         )
     if settings.teacher != "none":
         check_room(model, smallest=0.0 if settings.fewer is None else 1 - settings.fewer)
-    if settings.fewer is not None:
+    if TOKEN in settings.kinds:  # how many may go, the text will say
+        check_tokens(model, tokenizer)
+    elif settings.fewer is not None:
         most_fewer(model, settings.kinds, settings.fewer)
 
 
@@ -116,11 +136,15 @@ def shrink(
     name: str | None = None,
     resume: bool = False,
     quiet: bool = True,
-) -> tuple[PreTrainedModel, Record]:
-    """The smaller model and what was measured. The model given stays as it is. `work` is the folder of what is under way."""
-    check(model, settings)
+) -> Shrunk:
+    """The model given stays as it is. `work` is the folder of what is under way."""
+    check(model, settings, tokenizer)
     original = copy.deepcopy(model).float().eval()  # 16-bit weights would swallow small updates
-    journal, length = Journal(Path(work), "shrink"), text.held_out.shape[1]
+    total = sum(parameter.numel() for parameter in original.parameters())
+    whole = Trimmed(original, tokenizer, text)  # what is pruned and teaches: all but tokens that nobody misses
+    if TOKEN in settings.kinds:
+        whole = trim(original, tokenizer, text, math.inf if settings.fewer is None else settings.fewer * total)
+    journal = Journal(Path(work), "shrink")
     name = name or model.config.model_type
     plan = settings.as_cycle()
     asked = {
@@ -148,57 +172,72 @@ def shrink(
                 tell(f"{found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
             elif phase == "pruning":
                 try:
-                    gone = _choose(original, text, settings, length)
+                    gone = _choose(whole.model, whole.text, settings, total)
                 except UserError:  # no choice is small or fast enough: there is nothing to go on with
                     remove_folder(journal.folder)
                     raise
-                smaller = prune(original, gone)
-                if settings.repair:
-                    smaller = repair(smaller, original, calibration(text, plan, 1))
-                now = journal.keep("round-1-pruned", smaller, tokenizer)
-                found = measure(now, text)
+                smaller = prune(whole.model, gone) if gone else whole.model
+                if settings.repair and gone:
+                    smaller = repair(smaller, whole.model, calibration(whole.text, plan, 1))
+                now = journal.keep("round-1-pruned", smaller, whole.tokenizer)
+                found = measure(now, whole.text)
                 lost = Counter(unit.kind for unit in gone)
-                journal.record("pruning", pruned=dict(lost), **found, units=_counts(now, settings))
-                what = ", ".join(so_many(lost[kind], kind) for kind in ALL_KINDS if lost[kind])
+                lost[TOKEN] = original.config.vocab_size - now.config.vocab_size
+                journal.record("pruning", pruned=dict(+lost), **found, units=_counts(now, settings))
+                what = ", ".join(so_many(lost[kind], kind) for kind in MAY_GO if lost[kind])
                 tell(f"pruned {what}: {found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
             else:
+                if not {*journal.newest("pruning")["pruned"]} - {TOKEN}:  # it is its teacher still
+                    plan = replace(plan, teacher="none")
                 adapters = nullcontext() if settings.lora is None else low_rank(now, settings.lora, settings.seed)
                 with adapters, Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
-                    for step, loss, held in learn_round(now, [], text, plan, 1, original):
+                    for step, loss, held in learn_round(now, [], whole.text, plan, 1, whole.model):
                         journal.record("training", step=step, train_loss=loss)
                         bars.update("learning", step, f"loss {loss:.3f}")
                         if held is not None:
                             journal.record("evaluation", step=step, **held)
-                now = journal.keep("round-1-learned", now, tokenizer)
-                found = measure(now, text)
+                now = journal.keep("round-1-learned", now, whole.tokenizer)
+                found = measure(now, whole.text)
                 journal.record("final", **found, units=_counts(now, settings))
                 tell(f"perplexity {found['perplexity']:.3f} after {plan.learn_steps} updates")
             journal.finish_phase(ends_round=phase == PHASES[-1])
     finally:
         let_go(journal.folder)
-    return now, _summary(original, now, journal, text, settings, name)
+    return Shrunk(now, _summary(original, now, journal, text, settings, name), whole.tokenizer, whole.text)
 
 
-def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, length: int) -> list[Unit]:
+def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, total: int) -> list[Unit]:
     """What goes. A score that compares no more than what shares a matrix chooses there; how many go of each matrix is the
-    default score's to say."""
+    default score's to say. `total`: parameters before tokens went."""
+    left = sum(parameter.numel() for parameter in model.parameters())
+    share = None if settings.fewer is None else 1 - (1 - settings.fewer) * total / left
+    if share is not None and share <= 0:
+        return []
+    if not settings.units:
+        raise UserError(
+            f"−{written(100 * (settings.fewer or 0), 0)} % of the parameters cannot go: tokens that the text never has hold "
+            f"{per_cent(1 - left / total)} of them; let --kinds name more than tokens"
+            if share is not None
+            else "--speed: fewer tokens make reading no faster; let --kinds name more than tokens"
+        )
     batches = calibration(text, settings.as_cycle(), 1)
     within = settings.by in OF_MATRICES
-    scores = score_units(model, batches, SHARING if within else settings.by, settings.kinds, seed=settings.seed)
-    if settings.fewer is not None:
-        gone = fewer_parameters(model, scores, settings.fewer)
+    scores = score_units(model, batches, SHARING if within else settings.by, settings.units, seed=settings.seed)
+    if share is not None:
+        gone = fewer_parameters(model, scores, share)
     else:
         assert settings.faster is not None
-        gone = faster(model, scores, settings.faster, length)
+        gone = faster(model, scores, settings.faster, text.held_out.shape[1])
     if not within:
         return gone
-    kinds = [kind for kind in settings.kinds if kind in (HEAD, NEURON)]
+    kinds = [kind for kind in settings.units if kind in (HEAD, NEURON)]
     return as_many(model, gone, score_units(model, batches, settings.by, kinds))
 
 
 def _counts(model: PreTrainedModel, settings: ShrinkSettings) -> dict[str, int]:
-    """Of every kind; of the width where it may go, which not every model has as units."""
-    return {kind: sum(map(len, unit_map(model, kind))) for kind in (*KINDS, *({WIDTH} & {*settings.kinds}))}
+    """Of every kind; of the width where it may go, which not every model has as units; of tokens where they may go."""
+    found = {kind: sum(map(len, unit_map(model, kind))) for kind in (*KINDS, *({WIDTH} & {*settings.kinds}))}
+    return found | ({TOKEN: model.config.vocab_size} if TOKEN in settings.kinds else {})
 
 
 def _summary(

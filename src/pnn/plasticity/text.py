@@ -32,13 +32,15 @@ from pnn.objectives import IGNORE
 LONGEST_ROW = 128  # unless asked otherwise: the source's length, and a small model's cycle then takes minutes on a CPU
 SHORTEST_ROW = 8
 MASKED = 0.15  # share of an encoder's tokens that are predicted
+COUNTED_AT_ONCE = 4096  # rows
 FEWEST_ROWS = 4  # two to learn from, two to measure on
 
 
 @dataclass(frozen=True)
 class Text:
     """`train` and `held_out` are (rows, length). `special` is what masking has to know: for encoders, and only for them.
-    `padding` is the token behind the end of short rows, if there are any. The sources are names, for the record."""
+    `padding` is the token behind the end of short rows, if there are any. The sources are names, for the record. `seen`: how
+    often each token occurs in all the text that could be learnt from, of which `train` may be a sample; if it was counted."""
 
     train: Tensor
     held_out: Tensor
@@ -46,6 +48,7 @@ class Text:
     source: str = ""
     padding: int | None = None
     held_out_source: str = ""
+    seen: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, rows in (("learn from", self.train), ("measure on", self.held_out)):
@@ -113,11 +116,12 @@ def read_text(
     length: int | None = None,
     train_rows: int | None = None,
     held_out_rows: int = 64,
+    count: bool = False,
     progress: Progress,
 ) -> Text:
     """Text by file, glob or name, in the model's own tokens. The last tenth is held out, `held_out_rows` at most, where no
     `validation` names another text. `train_rows`: a random sample of so many, if there are more. `length`: tokens of a row, or
-    the most that are taken of a line."""
+    the most that are taken of a line. `count`: also how often each token occurs in all that is not held out."""
     kind = kind_of(model)
     row = row_length(model, length)
     if kind.masked:
@@ -140,11 +144,12 @@ def read_text(
             if len(found) < 2:
                 raise UserError(f"{name} is too short: it has {len(found)} {unit}, but needs at least two")
         chosen, held_out = np.arange(len(tokens)), rows_of(other, np.arange(min(held_out_rows, len(other))))
+    seen = _how_often(tokens, chosen, len(tokenizer)) if count else None
     if train_rows is not None and train_rows < len(chosen):
         chosen = np.sort(np.random.default_rng(0).choice(chosen, max(2, train_rows), replace=False))
     train = rows_of(tokens, chosen)
     special, padding = (None, None) if kind.causal else (special_tokens(tokenizer), tokenizer.pad_token_id)
-    return Text(train, held_out, special, data, padding, validation or f"the end of {data}")
+    return Text(train, held_out, special, data, padding, validation or f"the end of {data}", seen)
 
 
 def _tokens(name: str, config: DataConfig, tokenizer: PreTrainedTokenizerFast, split: str, progress: Progress) -> TokenSet:
@@ -153,6 +158,12 @@ def _tokens(name: str, config: DataConfig, tokenizer: PreTrainedTokenizerFast, s
 
 def _rows(tokens: TokenSet, sequences: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(tokens.take(sequences)).view(len(sequences), -1)
+
+
+def _how_often(tokens: TokenSet, sequences: NDArray[np.int64], size: int) -> Tensor:
+    """Each token, in a text that need not fit into memory."""
+    parts = np.array_split(sequences, len(sequences) // COUNTED_AT_ONCE + 1)
+    return torch.from_numpy(sum(np.bincount(tokens.take(part), minlength=size) for part in parts))
 
 
 def _padded(tokens: TokenSet, sequences: NDArray[np.int64], padding: int) -> Tensor:

@@ -1,0 +1,232 @@
+"""The vocabulary: tokens that a text never has can go, with their rows of the embedding and of the head.
+
+In a small model the vocabulary is a large part (21 % of SmolLM2-135M, 61 % of stories15M), made for all that anybody may write.
+For text that has only some of its tokens the smaller model predicts what the whole one does, to the softmax over fewer tokens.
+Other text stays readable: a token that is gone is written with the smaller ones that it was made of.
+
+What never goes: tokens that the text has; those that they are made of (BPE merges two tokens into one, so both must be there);
+single characters and bytes; special and added tokens. So text that has none of the tokens that went is cut into the same tokens
+as before. Tokens are numbered anew, in their old order: the model and its tokenizer change together.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from pnn.errors import UserError
+from pnn.models.registry import kind_of
+from pnn.plasticity.text import Text
+
+TOKEN = "token"  # a kind of what may go, beside units
+MULTIPLE = 64  # of tokens that stay: what matrix units like
+Spec = dict[str, Any]  # tokenizer.json
+M = TypeVar("M", bound=PreTrainedModel)
+
+
+class Trimmed(NamedTuple):
+    """A model, its tokenizer and a text in its tokens."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast | None
+    text: Text
+
+
+def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None) -> None:
+    """What is sure to fail is said before any text is read."""
+    if not kind_of(model).causal:
+        raise UserError("tokens can go from decoders only: which tokens of a row an encoder predicts depends on their numbers")
+    if tokenizer is None:
+        raise UserError("tokens cannot go without the model's tokenizer, which changes with it")
+    _parts(_spec(tokenizer))
+
+
+def trim(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, text: Text, most: float = math.inf) -> Trimmed:
+    """Without the tokens that the text to learn from never has, the last in the vocabulary first, until so many parameters are
+    gone. Copies: what is given stays as it is."""
+    check_tokens(model, tokenizer)
+    assert tokenizer is not None
+    if text.seen is None:
+        raise UserError("which tokens may go is not known: read the text with count=True")
+    size = _rows(model)
+    spare = sorted({*range(size)} - needed(tokenizer, text.seen.nonzero().flatten().tolist()))
+    wanted = min(len(spare), most / _per_token(model))
+    stay = int(size - wanted) // MULTIPLE * MULTIPLE
+    if size - stay > len(spare):
+        stay = min(size, stay + MULTIPLE)
+    gone = {*spare[len(spare) - (size - stay) :]}
+    kept = [token for token in range(size) if token not in gone]
+    smaller = without_tokens(tokenizer, kept)
+    return Trimmed(keep_tokens(model, kept), smaller, _renumbered(text, kept, tokenizer, smaller))
+
+
+# Which may go ---------------------------------------------------------------------------------------------------------
+
+
+def needed(tokenizer: PreTrainedTokenizerFast, used: Iterable[int]) -> set[int]:
+    """These tokens, what they are made of, and all that a tokenizer cannot do without."""
+    spec = _spec(tokenizer)
+    number, parts = _vocabulary(spec), _parts(spec)
+    name = {token: said for said, token in number.items()}
+    found = {token["id"] for token in spec["added_tokens"]} | {*tokenizer.all_special_ids}
+    found |= {token for said, token in number.items() if _is_simple(said, spec["model"])}
+    if isinstance(unknown := spec["model"].get("unk_id"), int):
+        found.add(unknown)
+    left = [*found, *used]
+    found |= {*used}
+    while left:
+        for part in parts.get(name.get(left.pop(), ""), ()):
+            token = number.get(part)
+            if token is not None and token not in found:
+                found.add(token)
+                left.append(token)
+    return found
+
+
+def _spec(tokenizer: PreTrainedTokenizerFast) -> Spec:
+    spec: Spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    return spec
+
+
+def _vocabulary(spec: Spec) -> dict[str, int]:
+    vocabulary = spec["model"]["vocab"]
+    return vocabulary if isinstance(vocabulary, dict) else {entry[0]: token for token, entry in enumerate(vocabulary)}
+
+
+def _parts(spec: Spec) -> dict[str, set[str]]:
+    """What each token is merged from, by whichever rule. Only BPE builds tokens from tokens."""
+    kind = spec["model"]["type"]
+    if kind not in ("BPE", "Unigram"):
+        raise UserError(f"tokens of a {kind} vocabulary cannot go: only of BPE and of Unigram, which have pieces for any text")
+    found: dict[str, set[str]] = {}
+    for first, second in _merges(spec):
+        found.setdefault(_merged(first, second, spec), set()).update((first, second))
+    return found
+
+
+def _merges(spec: Spec) -> list[tuple[str, str]]:
+    """Older files have each as one string."""
+    pairs = (one.split(" ") if isinstance(one, str) else one for one in spec["model"].get("merges") or ())
+    return [(first, second) for first, second in pairs]
+
+
+def _merged(first: str, second: str, spec: Spec) -> str:
+    return first + second.removeprefix(spec["model"].get("continuing_subword_prefix") or "")
+
+
+def _is_simple(said: str, model: Spec) -> bool:
+    """A character, or a byte: what other text is written with where nothing longer is left."""
+    bare = said.removeprefix(model.get("continuing_subword_prefix") or "").removesuffix(model.get("end_of_word_suffix") or "")
+    return len(bare) <= 1 or (len(said) == 6 and said.startswith("<0x") and said.endswith(">"))
+
+
+# Without them ---------------------------------------------------------------------------------------------------------
+
+
+def without_tokens(tokenizer: PreTrainedTokenizerFast, kept: Sequence[int]) -> PreTrainedTokenizerFast:
+    """A copy that has these tokens alone, numbered in this order."""
+    spec, place = _spec(tokenizer), {old: new for new, old in enumerate(kept)}
+    model = spec["model"]
+    number = {said: place[token] for said, token in _vocabulary(spec).items() if token in place}
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = number
+        model["merges"] = [
+            (first, second) for first, second in _merges(spec) if {first, second, _merged(first, second, spec)} <= number.keys()
+        ]
+    else:
+        model["vocab"] = [entry for token, entry in enumerate(model["vocab"]) if token in place]
+        if model.get("unk_id") is not None:
+            model["unk_id"] = place[model["unk_id"]]
+    for token in spec["added_tokens"]:
+        token["id"] = place[token["id"]]
+    if spec.get("padding"):
+        spec["padding"]["pad_id"] = place[spec["padding"]["pad_id"]]
+    _renumber_processor(spec.get("post_processor"), place)
+    smaller = copy.deepcopy(tokenizer)
+    smaller._tokenizer = Tokenizer.from_str(json.dumps(spec))
+    return smaller
+
+
+def _renumber_processor(processor: Any, place: dict[int, int]) -> None:
+    """What sets special tokens around a text names them by number."""
+    if not processor:
+        return
+    for one in processor.get("processors", ()):
+        _renumber_processor(one, place)
+    special = processor.get("special_tokens")
+    if isinstance(special, dict):
+        for token in special.values():
+            token["ids"] = [place[one] for one in token["ids"]]
+    for name in ("sep", "cls"):
+        if isinstance(processor.get(name), list):
+            processor[name][1] = place[processor[name][1]]
+
+
+@torch.no_grad()
+def keep_tokens(model: M, kept: Sequence[int]) -> M:
+    """A copy whose vocabulary has these tokens alone, numbered in this order."""
+    smaller, place = copy.deepcopy(model), {old: new for new, old in enumerate(kept)}
+    index = torch.tensor(kept, device=model.device)
+    for old in _of_vocabulary(smaller):
+        new = nn.Parameter(old[index].clone(), requires_grad=old.requires_grad)
+        for module in smaller.modules():  # tied ones too
+            for name, held in module._parameters.items():
+                if held is old:
+                    module._parameters[name] = new
+    embedding, head = smaller.get_input_embeddings(), smaller.get_output_embeddings()
+    embedding.num_embeddings = head.out_features = len(kept)
+    if embedding.padding_idx is not None:
+        embedding.padding_idx = place.get(embedding.padding_idx)
+    for holder in (smaller, smaller.base_model, smaller.config):
+        if getattr(holder, "vocab_size", None) is not None:
+            holder.vocab_size = len(kept)
+    for named in (smaller.config, smaller.generation_config):
+        for name, value in list(vars(named).items()) if named is not None else ():
+            if name.endswith("_token_id") and value is not None:
+                setattr(named, name, [place[one] for one in value] if isinstance(value, list) else place[value])
+    return smaller
+
+
+def _of_vocabulary(model: PreTrainedModel) -> list[nn.Parameter]:
+    """Each once. A head may have a bias for each token."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    found = (embedding.weight, head.weight, getattr(head, "bias", None))
+    return list({id(one): one for one in found if one is not None}.values())
+
+
+def _rows(model: PreTrainedModel) -> int:
+    """Of the embedding: a vocabulary may have been filled up to a round number."""
+    return len(model.get_input_embeddings().weight)
+
+
+def _per_token(model: PreTrainedModel) -> int:
+    return sum(one.numel() // len(one) for one in _of_vocabulary(model))
+
+
+def _renumbered(text: Text, kept: Sequence[int], before: PreTrainedTokenizerFast, after: PreTrainedTokenizerFast) -> Text:
+    """The same text. Held-out rows may have tokens that are gone: their pieces stand there, and the row ends earlier."""
+    place = torch.full((max(int(text.train.max()), int(text.held_out.max()), max(kept)) + 1,), -1)
+    place[torch.tensor(kept)] = torch.arange(len(kept))
+    held_out = place[text.held_out]
+    for row in (held_out < 0).any(1).nonzero().flatten().tolist():
+        pieces: list[int] = []
+        for old, new in zip(text.held_out[row].tolist(), held_out[row].tolist(), strict=True):
+            pieces += [new] if new >= 0 else pieces_of(before.convert_ids_to_tokens(old), after)
+        held_out[row] = torch.tensor(pieces[: held_out.shape[1]])
+    assert text.seen is not None
+    seen = text.seen[torch.tensor([token for token in kept if token < len(text.seen)])]
+    return replace(text, train=place[text.train], held_out=held_out, seen=seen)
+
+
+def pieces_of(said: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The tokens that write one that is gone, as its name in the vocabulary has it."""
+    return [piece.id for piece in tokenizer.backend_tokenizer.model.tokenize(said)]

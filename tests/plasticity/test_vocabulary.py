@@ -1,0 +1,217 @@
+"""Tokens that a text never has can go: predictions stay, text is cut as before, other text stays readable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_cycles import LENGTH, language, same_weights
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from pnn.errors import UserError
+from pnn.plasticity.shrink import ShrinkSettings, shrink
+from pnn.plasticity.text import Text, read_text
+from pnn.plasticity.vocabulary import check_tokens, keep_tokens, needed, trim, without_tokens
+
+OTHER = "Zebras quickly jump over 17 lazy foxes; naïve café, 你好!"  # no language of ours
+SPECIAL = ["<unk>", "<s>", "</s>"]
+FORMS = ("bytes", "pieces", "unigram")  # GPT-2's, Llama's, T5's kind of vocabulary
+
+
+def tokenizer_of(form: str) -> hf.PreTrainedTokenizerFast:
+    """Trained on the language and on words that it never has."""
+    other = [f"{first}{second}" for first in ("quix", "vorp", "zulm") for second in ("otle", "ander", "ish", "ola", "unty")]
+    text = [*language().split("\n"), *(" ".join(other) for _ in range(60)), OTHER]
+    if form == "bytes":
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        made.train_from_iterator(text, trainers.BpeTrainer(vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet))
+    elif form == "pieces":
+        made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+        made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+        made.train_from_iterator(text, trainers.BpeTrainer(vocab_size=700, special_tokens=[*SPECIAL, *bytes_]))
+    else:
+        known = sorted(tokenizer_of("pieces").get_vocab().items(), key=lambda one: one[1])
+        scored = [(said, -float(place)) for place, (said, _) in enumerate(known) if said != "<added>" and "<0x" not in said]
+        made = Tokenizer(models.Unigram(scored, 0))
+        made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    start, end = (made.token_to_id(name) for name in ("<s>", "</s>"))
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start), ("</s>", end)])
+    made.add_tokens(["<added>"])
+    return hf.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def reader(request) -> hf.PreTrainedTokenizerFast:
+    return tokenizer_of(request.param)
+
+
+def model_for(tokenizer, tied: bool = True) -> hf.PreTrainedModel:
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+    config = hf.LlamaConfig(
+        vocab_size=len(tokenizer),
+        intermediate_size=48,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=tied,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=[tokenizer.eos_token_id],
+        **sizes,
+    )
+    return hf.LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def read(reader, tmp_path) -> Text:
+    file = tmp_path / "text.txt"
+    file.write_text(language())
+    more = {"length": LENGTH, "train_rows": 12, "count": True, "progress": lambda rows, _: rows}
+    return read_text(model_for(reader), reader, str(file), **more)
+
+
+def ids(tokenizer, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def names(tokenizer, text: str) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(ids(tokenizer, text))
+
+
+def test_the_text_is_cut_as_before_and_other_text_stays_readable(reader, read):
+    _, smaller, _ = trim(model_for(reader), reader, read)
+    assert len(smaller) < len(reader) - 20
+    assert len(smaller) % 64 == 0
+    lines = language().split("\n")
+    for line in lines[: int(0.8 * len(lines))]:  # the end is held out
+        assert names(smaller, line) == names(reader, line)
+    assert len(ids(smaller, "quixotle vorpander")) > len(ids(reader, "quixotle vorpander"))
+    for text in (OTHER, "quixotle vorpander"):
+        assert smaller.decode(ids(smaller, text)) == reader.decode(ids(reader, text))
+    assert smaller("a").input_ids[0] == smaller.bos_token_id
+    for name in ("bos_token", "eos_token", "unk_token"):
+        assert getattr(smaller, name) == getattr(reader, name)
+    assert names(smaller, "<added>") == ["<added>"]
+
+
+BYTES = tokenizer_of("bytes")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([*BYTES.get_vocab()]), max_size=30), st.text(max_size=40))
+def test_whatever_a_text_has_it_is_cut_as_before(tokens, text):
+    used = [*BYTES.convert_tokens_to_ids(tokens), *ids(BYTES, text)]
+    smaller = without_tokens(BYTES, sorted(needed(BYTES, used)))
+    assert names(smaller, text) == names(BYTES, text)
+    assert smaller.decode(ids(smaller, OTHER)) == BYTES.decode(ids(BYTES, OTHER))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_predictions_stay(reader, read, tied):
+    model = model_for(reader, tied)
+    smaller, tokenizer, text = trim(model, reader, read)
+    kept = reader.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+    with torch.no_grad():
+        before, after = model(read.train).logits, smaller(text.train).logits
+    assert torch.equal(after, before[..., kept])
+    assert smaller.config.vocab_size == smaller.vocab_size == len(tokenizer)
+    assert smaller.config.eos_token_id == [tokenizer.eos_token_id]
+    assert smaller.generation_config.bos_token_id == tokenizer.bos_token_id
+    assert (smaller.get_output_embeddings().weight is smaller.get_input_embeddings().weight) == tied
+    assert model.config.vocab_size == len(reader)  # what was given stays
+
+
+def test_a_bias_of_the_head_goes_along(reader):
+    model = model_for(reader)
+    model.lm_head.bias = torch.nn.Parameter(torch.arange(float(len(reader))))
+    assert torch.equal(keep_tokens(model, [0, 1, 2, 9]).lm_head.bias, torch.tensor([0.0, 1, 2, 9]))
+
+
+def test_held_out_rows_may_have_tokens_that_are_gone(reader, read):
+    strange = reader("quixotle vorpander zulmunty quixish", add_special_tokens=False).input_ids
+    row = torch.tensor([(strange * LENGTH)[:LENGTH]])
+    held_out = torch.cat((read.train[:3], row))
+    smaller, tokenizer, text = trim(model_for(reader), reader, Text(read.train, held_out, seen=read.seen))
+    assert text.held_out.shape == held_out.shape
+    assert int(text.held_out.max()) < len(tokenizer) == smaller.config.vocab_size
+    assert [reader.decode(one) for one in read.train[:3]] == [tokenizer.decode(one) for one in text.held_out[:-1]]
+    begins = tokenizer.decode(text.held_out[-1]).replace(" ", "")
+    assert reader.decode(row[0]).replace(" ", "").startswith(begins[:-2])
+    assert len(begins) < len(reader.decode(row[0]).replace(" ", ""))
+
+
+def test_no_more_go_than_are_asked_for(reader, read):
+    model, total = model_for(reader), len(reader)
+    for rows in (1, 64, 65):
+        left = trim(model, reader, read, most=rows * 16).model.config.vocab_size
+        assert left % 64 == 0
+        assert left == max((total - rows) // 64 * 64, trim(model, reader, read).model.config.vocab_size)
+    assert trim(model, reader, read, most=0).model.config.vocab_size > total - 64
+
+
+# Shrinking ------------------------------------------------------------------------------------------------------------
+
+
+PLAN = {"learn_steps": 4, "batch_rows": 4, "score_rows": 8, "evaluate_every": 4, "learning_rate": 1e-3}
+
+
+def test_tokens_go_first_and_units_give_the_rest(reader, read, tmp_path):
+    model = model_for(reader)
+    plan = ShrinkSettings(fewer=0.3, kinds=("token", "neuron"), **PLAN)
+    found = shrink(model, read, tmp_path / "work", plan, tokenizer=reader)
+    summary, fewest = found.summary, trim(model, reader, read).model.config.vocab_size
+    assert summary["pruned"]["units"]["token"] == fewest == found.model.config.vocab_size
+    assert summary["pruned"]["units"]["neuron"] < summary["before"]["units"]["neuron"]
+    assert 0.3 <= summary["fewer_parameters"] < 0.35
+    again = shrink(model, read, tmp_path / "again", plan, tokenizer=reader)
+    assert same_weights(again.model, found.model)
+
+
+def test_where_only_tokens_went_the_text_is_learnt(reader, read, tmp_path):
+    """Its teacher would say what it says already."""
+    model = model_for(reader)
+    found = shrink(model, read, tmp_path / "work", ShrinkSettings(fewer=0.02, kinds=("token",), **PLAN), tokenizer=reader)
+    assert type(found.model) is type(model)  # loads without us
+    assert found.summary["after"]["loss"] < found.summary["pruned"]["loss"] - 0.01
+    assert found.summary["pruned"]["loss"] <= found.summary["before"]["loss"] + 0.1
+
+
+def test_one_command_from_a_model_to_one_with_fewer_tokens(pnn_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = tokenizer_of("bytes")
+    model_for(tokenizer).save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    Path("text.txt").write_text(language())
+    words = ("shrink", "model", "--data", "text.txt", "--learn-steps", 2, "--batch-size", 4, "--validation-rows", 8)
+    code, out, err = pnn_command(*words, "--kinds", "tokens,neurons", "--parameters", "-30%", "--output", "small")
+    assert code == 0, err
+    assert "tokens" in out
+    summary = json.loads(Path("small/summary.json").read_text())
+    smaller, cuts = hf.AutoModelForCausalLM.from_pretrained("small"), hf.AutoTokenizer.from_pretrained("small")
+    assert summary["after"]["units"]["token"] == len(cuts) == smaller.config.vocab_size < len(tokenizer)
+    assert names(cuts, language()) == names(tokenizer, language())
+    assert "other text takes more tokens" in Path("small/README.md").read_text()
+    code, _, err = pnn_command(*words, "--kinds", "tokens", "--parameters", "-80%", "--output", "none")
+    assert code == 2
+    assert "tokens that the text never has hold" in err
+    code, _, err = pnn_command(*words, "--kinds", "tokens", "--speed", "1.5", "--output", "none")
+    assert code == 2
+    assert "no faster" in err
+    assert not [*Path().glob("none*")]
+
+
+def test_what_cannot_lose_tokens_says_so(model_of, tokenizer, reader, read):
+    with pytest.raises(UserError, match="decoders only"):
+        check_tokens(model_of("bert"), tokenizer)
+    with pytest.raises(UserError, match="WordLevel vocabulary"):
+        check_tokens(model_of("gpt2"), tokenizer)
+    with pytest.raises(UserError, match="tokenizer"):
+        check_tokens(model_of("gpt2"), None)
+    with pytest.raises(UserError, match="count=True"):
+        trim(model_for(reader), reader, Text(read.train, read.held_out))
