@@ -21,7 +21,7 @@ package.__path__ = [sys.argv[1]]
 sys.modules["pnn"] = package
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, rewrite_passes, rewriting, rotary
+from pnn.kernels import attention, cross_entropy, divergence, gate, llama, norm, pointwise, rewrite_passes, rewriting, rotary
 
 def build(kernel, warps, constants, **types):
     signature = {name: "constexpr" if name in constants else types.get(name) or types[""] for name in kernel.arg_names}
@@ -79,6 +79,15 @@ for count, taps in ((1, 1), (4, 1), (4, 4)):
     build(rewrite_passes.make_again, rewriting.MAKE_AGAIN_WARPS, {**row, "count": count}, **{**more, **writes})
 rows = {"labels": "*i64", "row_weights": "*fp32", "losses": "*fp32", "logits": "*bf16"}
 build(cross_entropy._losses_and_gradients, 8, {"stride": 30592, "vocabulary": 30522, "block": 2048}, **rows)
+shape = {"stride": 30592, "vocabulary": 30522, "block": 2048}
+build(divergence.divergences, 8, shape, logits="*bf16", wanted="*bf16", losses="*fp32", scale="fp32")
+floats = {"x": "*fp32", "weight": "*fp32", "inverses": "*fp32", "grad_x": "*fp32", "shares": "*fp32", "": "*bf16"}
+for kernel, constants in ((llama.norm_forward, {}), (llama.norm_backward, {"each": llama.ROWS})):
+    build(kernel, 4, {"width": 576, "block": 1024, **constants}, **scalars, **floats)
+for kernel in (llama.gate_forward, llama.gate_backward):
+    build(kernel, 4, {"block": llama.FLAT}, count="i32", **{"": "*bf16"})
+steps = dict.fromkeys(("row_stride", "head_stride", "token_stride", "angle_stride", "tokens", "heads"), "i32")
+build(llama.turn, 2, {"half": 32, "block": 16, "back": True}, **steps, cos="*fp32", sin="*fp32", **{"": "*bf16"})
 """
 
 
@@ -90,6 +99,6 @@ def test_every_kernel_compiles_and_fits():
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert len(built) == 26 * len(SHARED)
+    assert len(built) == 32 * len(SHARED)
     for capability, *name, shared in built:
         assert int(shared) <= SHARED[int(capability)] * 1024, (capability, *name)

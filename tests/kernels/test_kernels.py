@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
 
-from pnn.kernels import attention, cross_entropy, gate, norm, pointwise, random, refinement
+from pnn.kernels import attention, cross_entropy, divergence, gate, llama, norm, pointwise, random, refinement
 from pnn.nn.rotary import rotation
 
 ON_GPU = torch.cuda.is_available()
@@ -302,3 +302,83 @@ def test_a_whole_refinement_step(dtype, rule, p, at):
     for one, other in zip((out, *got), (expected, *wanted), strict=True):
         found = other if one.shape == other.shape else other.sum()
         assert (one.double() - found).norm() <= tolerance * other.norm()
+
+
+# Llama's blocks ---------------------------------------------------------------------------------------------------------
+
+
+@every_type
+@pytest.mark.parametrize("rows", [1, 16, 37])
+def test_rms_norm(dtype, rows):
+    """From fp32 to 16 bit, as in training, and from what it is given."""
+    width, eps = (576, 1e-5) if ON_GPU else (24, 1e-5)
+
+    def plain(x, weight):
+        return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+    for given in {torch.float32, dtype}:
+        torch.manual_seed(0)
+        inputs = [leaf(rows, 2, width, dtype=given), leaf(width, dtype=torch.float32)]
+        both(lambda x, weight: llama.rms_norm(x, weight, eps, dtype), plain, inputs, dtype)
+
+
+@every_type
+@pytest.mark.parametrize("shape", [(1, 1), (3, 700), (2, 5, 1024)])
+def test_swiglu(dtype, shape):
+    torch.manual_seed(0)
+    both(llama.swiglu, lambda gate, up: F.silu(gate) * up, [leaf(*shape, dtype=dtype), leaf(*shape, dtype=dtype)], dtype)
+
+
+@every_type
+@pytest.mark.parametrize("heads", [1, 3, 9])
+@pytest.mark.parametrize("angles", [1, 2])
+def test_rotate(dtype, heads, angles):
+    """Of heads that lie token by token, as projections leave them; each row may have angles of its own."""
+    rows, tokens, width = 2, 5, 16
+    torch.manual_seed(0)
+    cos, sin = (torch.randn(angles, tokens, width, device=DEVICE) for _ in range(2))  # any numbers: both halves are read
+
+    def turned(x):
+        return torch.cat((-x[..., width // 2 :], x[..., : width // 2]), -1)
+
+    def plain(x):
+        x = x.transpose(1, 2)
+        return x * cos.double()[:, None] + turned(x) * sin.double()[:, None]
+
+    x = leaf(rows, tokens, heads, width, dtype=dtype)
+    both(lambda x: llama.rotate(x.transpose(1, 2), cos, sin), plain, [x], dtype)
+    assert llama.takes_heads(64)
+    assert not llama.takes_heads(48)
+
+
+@every_type
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("vocabulary", [40, 256, 300])
+def test_linear_divergence(dtype, has_bias, vocabulary, monkeypatch):
+    """In several chunks, of models of different widths. A bias may be large: sums of exponentials must not overflow."""
+    monkeypatch.setattr(divergence, "CHUNK_BYTES", 5 * vocabulary * dtype.itemsize)
+    rows, width, wider = 13, 16, 24
+    torch.manual_seed(0)
+    h, weight = leaf(rows, width, dtype=dtype), leaf(vocabulary, width, dtype=dtype)
+    bias = (100 * torch.rand(vocabulary, device=DEVICE, dtype=dtype)).requires_grad_() if has_bias else None
+    wanted, matrix = (torch.randn(*shape, device=DEVICE, dtype=dtype) for shape in ((rows, wider), (vocabulary, wider)))
+    offsets = None if bias is None else bias.detach()
+
+    def plain(h, weight, *bias):
+        q = F.log_softmax(h @ weight.T + sum(bias), -1)
+        p = F.log_softmax(wanted.double() @ matrix.double().T + (0 if offsets is None else offsets.double()), -1)
+        return F.kl_div(q, p, reduction="sum", log_target=True) / rows
+
+    def fast(h, weight, *bias):
+        return divergence.linear_divergence(h, weight, bias[0] if bias else None, wanted, matrix, offsets, dtype)
+
+    both(fast, plain, [h, weight, *([] if bias is None else [bias])], dtype)
+
+
+def test_a_model_does_not_diverge_from_itself():
+    dtype = DTYPES[0]
+    h, weight = leaf(7, 16, dtype=dtype), leaf(300, 16, dtype=dtype)
+    loss = divergence.linear_divergence(h, weight, None, h.detach(), weight.detach(), None, dtype)
+    loss.backward()
+    assert loss.item() == 0
+    assert h.grad.abs().max() == weight.grad.abs().max() == 0

@@ -35,6 +35,7 @@ from transformers import PreTrainedModel
 
 from pnn.config import TrainingConfig
 from pnn.errors import UserError
+from pnn.models.fused import fused
 from pnn.models.lean import leave_out_logits, with_logits_again
 from pnn.models.recorded import Kept, keeps_everything
 from pnn.models.registry import kind_of
@@ -212,7 +213,8 @@ class Passes:
         return (self._of_anything({**rows, "past_key_values": Kept(self.model.config), "use_cache": True}),)
 
     def _of_anything(self, batch: dict[str, Any]) -> Tensor:
-        with computing(self.model):
+        models = (self.model,) if self.teacher is None else (self.model, self.teacher.model)
+        with computing(self.model), fused(*models):
             loss = self.model(**batch).loss if self.teacher is None else self.teacher.loss(self.model, batch)
         loss.backward()
         return loss.detach()

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from pnn.errors import UserError, did_you_mean
 from pnn.memory import check_fits
 from pnn.models.registry import kind_of
-from pnn.nn.fast import computed_in
+from pnn.nn.fast import computed_in, for_kernels
 from pnn.objectives import IGNORE
 
 LESSONS = ("logits", "states")  # what is learnt of a teacher
@@ -104,6 +104,10 @@ def plain_divergence(logits: Tensor, wanted: Tensor) -> Tensor:
 
 def divergence(h: Tensor, head: nn.Linear, wanted: Tensor, wanted_head: nn.Linear) -> Tensor:
     """The same from states (N, d) and vocabulary matrices, the logits of a chunk of rows at a time."""
+    if for_kernels(h):
+        from pnn.kernels.divergence import linear_divergence
+
+        return linear_divergence(h, head.weight, head.bias, wanted, wanted_head.weight, wanted_head.bias, computed_in(h))
     return _Divergence.apply(h, head.weight, head.bias, wanted, wanted_head.weight, wanted_head.bias)
 
 
