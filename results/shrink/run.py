@@ -30,6 +30,7 @@ from pnn.plasticity.run import open_model
 from pnn.plasticity.settings import CycleSettings
 from pnn.plasticity.shrink import MAY_GO, ShrinkSettings, shrink
 from pnn.plasticity.text import Text, read_text
+from pnn.plasticity.unit_scores import UNIT_METHODS
 from pnn.plasticity.vocabulary import TOKEN
 from pnn.progress import Bars, track
 from pnn.training.tracking import environment
@@ -55,6 +56,8 @@ class Study:
         settings = ShrinkSettings(
             fewer=share,
             kinds=tuple(self.asked.kinds),
+            by=self.asked.by,
+            score_rows=self.asked.score_rows,
             teacher=teacher,
             learn_steps=self.asked.updates,
             learning_rate=self.asked.rate,
@@ -131,6 +134,8 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--adapt", type=int, default=500)
     parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--by", choices=UNIT_METHODS, default="fisher", help="how units are scored")
+    parser.add_argument("--score-rows", type=int, default=64, help="to score units and to repair on")
     parser.add_argument("--batch", type=int, default=64, help="rows per update")
     parser.add_argument("--length", type=int, default=512, help="tokens per row")
     parser.add_argument("--held-out", type=int, default=256, help="rows to measure on")

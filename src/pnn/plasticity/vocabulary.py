@@ -58,7 +58,8 @@ def trim(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, text
     if text.seen is None:
         raise UserError("which tokens may go is not known: read the text with count=True")
     size = _rows(model)
-    spare = sorted({*range(size)} - needed(tokenizer, text.seen.nonzero().flatten().tolist()))
+    used = [*text.seen.nonzero().flatten().tolist(), *(one for _, _, found in _named(model) for one in found if one < size)]
+    spare = sorted({*range(size)} - needed(tokenizer, used))
     wanted = min(len(spare), most / _per_token(model))
     stay = int(size - wanted) // MULTIPLE * MULTIPLE
     if size - stay > len(spare):
@@ -189,11 +190,20 @@ def keep_tokens(model: M, kept: Sequence[int]) -> M:
     for holder in (smaller, smaller.base_model, smaller.config):
         if getattr(holder, "vocab_size", None) is not None:
             holder.vocab_size = len(kept)
-    for named in (smaller.config, smaller.generation_config):
-        for name, value in list(vars(named).items()) if named is not None else ():
-            if name.endswith("_token_id") and value is not None:
-                setattr(named, name, [place[one] for one in value] if isinstance(value, list) else place[value])
+    for config, name, tokens in _named(smaller):
+        new = [place.get(one, one) for one in tokens]
+        setattr(config, name, new if isinstance(getattr(config, name), list) else new[0])
     return smaller
+
+
+def _named(model: PreTrainedModel) -> list[tuple[Any, str, list[int]]]:
+    """Tokens that configs name by number: where, under which name, and which."""
+    found = []
+    for config in (model.config, model.generation_config):
+        for name, value in vars(config).items() if config is not None else ():
+            if name.endswith("_token_id") and value is not None:
+                found.append((config, name, value if isinstance(value, list) else [value]))
+    return found
 
 
 def _of_vocabulary(model: PreTrainedModel) -> list[nn.Parameter]:
