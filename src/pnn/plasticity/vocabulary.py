@@ -191,8 +191,8 @@ def keep_tokens(model: M, kept: Sequence[int]) -> M:
         if getattr(holder, "vocab_size", None) is not None:
             holder.vocab_size = len(kept)
     for config, name, tokens in _named(smaller):
-        new = [place.get(one, one) for one in tokens]
-        setattr(config, name, new if isinstance(getattr(config, name), list) else new[0])
+        renamed = [place.get(one, one) for one in tokens]
+        setattr(config, name, renamed if isinstance(getattr(config, name), list) else renamed[0])
     return smaller
 
 
