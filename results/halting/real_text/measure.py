@@ -241,12 +241,13 @@ def measure_speed(model: Path, home: Path, sizes: list[int], tokens: int, second
     said = {name: "|".join(map(str, name)) for name in turns}
     on_gpu = subject.model.device.type == "cuda"
     with subject.computing(), torch.no_grad():
-        times = take_turns(
-            {said[name]: lambda one=one: run(*one) for name, one in turns.items()},
-            subject.model.device,
-            seconds,
-            warm_up=3 if on_gpu else 1,  # a pass is recorded when it comes a second time
-        )
+        for _ in range(2 if on_gpu else 0):  # a pass is recorded when it comes a second time
+            for one in turns.values():
+                run(*one)
+        if why := not_recorded(subject.model):
+            raise UserError(f"some passes would be timed without a recording, others with one: {why}")
+        runs_ = {said[name]: lambda one=one: run(*one) for name, one in turns.items()}
+        times = take_turns(runs_, subject.model.device, seconds, warm_up=1)
         share_right = {way.name: right_share(run(way, batches[TEXT, sizes[0]]), batches[TEXT, sizes[0]]) for way in ways}
     rows = {}
     for way in ways:
@@ -257,7 +258,7 @@ def measure_speed(model: Path, home: Path, sizes: list[int], tokens: int, second
         rows[way.name] = {"microseconds_per_token": found, "right": share_right[way.name]}
     precision = str(subject.precision).removeprefix("torch.")
     about = machine()
-    if why := not_recorded(subject.model):
+    if why := not_recorded(subject.model):  # the timed ones may have needed more room
         raise UserError(f"some passes were timed without a recording, others with one: {why}")
     what = {"tokens": tokens, "batch_tokens": sizes, "precision": precision, "threads": None if on_gpu else threads}
     write_json(home / f"speed-{slug(about['hardware'], threads)}.json", what | {"ways": rows} | about)
