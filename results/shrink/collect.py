@@ -124,15 +124,15 @@ def main() -> None:
     models = {}
     for folder in sorted(path for path in (HERE / "measured").iterdir() if path.is_dir()):
         check_commit(folder)
-        arms = [read_json(path) for path in sorted(folder.glob("*.json")) if path.name != "environment.json"]
+        arms = [read_json(path) for path in sorted(folder.glob("*.json")) if not path.name.startswith("environment")]
         models[folder.name] = collected(arms)
     write_json(
         HERE / "result.json",
         {
             "question": "Is a model with a fifth fewer parameters as good as the whole one, if both learn alike?",
-            "protocol": "heads, neurons and layers go by their worth per parameter, the rest is repaired and taught by the "
-            "whole model; the control learns as many updates on the same rows; as good is a perplexity within "
-            f"{per_cent(WITHIN, 0)} of its",
+            "protocol": "heads, neurons and layers go by their worth per parameter ('tokens too': after tokens that the text "
+            "never has), the rest is repaired and taught by the whole model; the control learns as many updates on the same "
+            f"rows; as good is a perplexity within {per_cent(WITHIN, 0)} of its",
             "metrics": models,
             "verdicts": {
                 model: found[CLAIMED][f"within_{100 * WITHIN:g}_per_cent"]

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from pnn.errors import UserError
 from pnn.plasticity.shrink import ShrinkSettings, shrink
 from pnn.plasticity.text import Text, read_text
-from pnn.plasticity.vocabulary import check_tokens, keep_tokens, needed, trim, without_tokens
+from pnn.plasticity.vocabulary import check_tokens, expected, in_turn, keep_tokens, needed, trim, without_tokens
 
 OTHER = "Zebras quickly jump over 17 lazy foxes; naïve café, 你好!"  # no language of ours
 SPECIAL = ["<unk>", "<s>"]
@@ -155,6 +155,27 @@ def test_no_more_go_than_are_asked_for(reader, read):
         assert left % 64 == 0
         assert left == max((total - rows) // 64 * 64, trim(model, reader, read).model.config.vocab_size)
     assert trim(model, reader, read, most=0).model.config.vocab_size > total - 64
+
+
+def test_what_is_expected_least_goes_first_but_nothing_that_others_are_made_of(reader, read):
+    spare = {*range(len(reader))} - needed(reader, read.seen.nonzero().flatten().tolist())
+    worth = torch.rand(len(reader), generator=torch.Generator().manual_seed(0)).tolist()
+    order = in_turn(reader, spare, worth)
+    assert sorted(order) == sorted(spare)
+    for count in range(0, len(order), 7):
+        left = [token for token in range(len(reader)) if token not in {*order[:count]}]
+        assert needed(reader, left) == {*left}  # whatever is left has all its parts
+    merges = json.loads(reader.backend_tokenizer.to_str())["model"].get("merges")
+    assert (order == sorted(spare, key=worth.__getitem__)) == (not merges)
+    assert worth[order[0]] <= 2 * min(worth[token] for token in spare) or merges
+
+
+def test_what_a_model_expects_is_the_sum_of_its_probabilities(reader, read):
+    model = model_for(reader)
+    rows = read.sample(64, 0, 0)
+    with torch.no_grad():
+        probabilities = model(rows).logits.softmax(-1)
+    torch.testing.assert_close(expected(model, read).float(), probabilities.sum((0, 1)), rtol=1e-4, atol=1e-6)
 
 
 # Shrinking ------------------------------------------------------------------------------------------------------------

@@ -46,12 +46,17 @@ def smaller_models(models: Json) -> Figure:
     metrics of result.json."""
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     axes = figure.subplots()
-    for colour, (model, found) in zip((BLUE, ORANGE, GREEN, PINK), models.items(), strict=False):
-        rows = [row for name, row in found.items() if name.replace(".", "").isdigit()]
+    curves = {
+        f"{model}{more}": [row for name, row in found.items() if name.endswith(more) and name.removesuffix(more).isdigit()]
+        for model, found in models.items()
+        for more in ("", ", tokens too")
+    }
+    drawn = {label: sorted(rows, key=lambda row: row["fewer_parameters"]) for label, rows in curves.items() if rows}
+    for colour, (label, rows) in zip((BLUE, ORANGE, GREEN, PINK), drawn.items(), strict=False):
         gaps = [row["perplexity_above_control"] for row in rows]
         whiskers = [[100 * (gap["mean"] - gap["low"]) for gap in gaps], [100 * (gap["high"] - gap["mean"]) for gap in gaps]]
         x, y = [100 * row["fewer_parameters"] for row in rows], [100 * gap["mean"] for gap in gaps]
-        axes.errorbar(x, y, yerr=whiskers, color=colour, marker="o", markersize=4, linewidth=1.5, label=model)
+        axes.errorbar(x, y, yerr=whiskers, color=colour, marker="o", markersize=4, linewidth=1.5, label=label)
     axes.axhline(0, color=CONTROL, linewidth=1)
     axes.axhline(5, color=CONTROL, linewidth=1, linestyle=":")
     axes.set_xlabel("per cent fewer parameters")

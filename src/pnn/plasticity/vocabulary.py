@@ -4,6 +4,7 @@ In a small model the vocabulary is a large part (21 % of SmolLM2-135M, 61 % of s
 For text that has only some of its tokens the smaller model predicts what the whole one does, to the softmax over fewer tokens.
 Other text stays readable: a token that is gone is written with the smaller ones that it was made of.
 
+Of those that may go, the ones that the model itself expects least go first: text that is still to come may have some of them.
 What never goes: tokens that the text has; those that they are made of (BPE merges two tokens into one, so both must be there);
 single characters and bytes; special and added tokens. So text that has none of the tokens that went is cut into the same tokens
 as before. Tokens are numbered anew, in their old order: the model and its tokenizer change together.
@@ -12,22 +13,26 @@ as before. Tokens are numbered anew, in their old order: the model and its token
 from __future__ import annotations
 
 import copy
+import heapq
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
 from pnn.models.registry import kind_of
+from pnn.plasticity.scores import prepared, undisturbed
 from pnn.plasticity.text import Text
 
 TOKEN = "token"  # a kind of what may go, beside units
+LOOKED_AT = 64  # rows of the text that say what the model expects
 MULTIPLE = 64  # of tokens that stay: what matrix units like
 Spec = dict[str, Any]  # tokenizer.json
 M = TypeVar("M", bound=PreTrainedModel)
@@ -51,20 +56,20 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | No
 
 
 def trim(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, text: Text, most: float = math.inf) -> Trimmed:
-    """Without the tokens that the text to learn from never has, the last in the vocabulary first, until so many parameters are
-    gone. Copies: what is given stays as it is."""
+    """Without tokens that the text to learn from never has, those that the model expects least there first, until so many
+    parameters are gone. Copies: what is given stays as it is."""
     check_tokens(model, tokenizer)
     assert tokenizer is not None
     if text.seen is None:
         raise UserError("which tokens may go is not known: read the text with count=True")
     size = _rows(model)
     used = [*text.seen.nonzero().flatten().tolist(), *(one for _, _, found in _named(model) for one in found if one < size)]
-    spare = sorted({*range(size)} - needed(tokenizer, used))
+    spare = {*range(size)} - needed(tokenizer, used)
     wanted = min(len(spare), most / _per_token(model))
     stay = int(size - wanted) // MULTIPLE * MULTIPLE
     if size - stay > len(spare):
         stay = min(size, stay + MULTIPLE)
-    gone = {*spare[len(spare) - (size - stay) :]}
+    gone = {*in_turn(tokenizer, spare, expected(model, text).tolist())[: size - stay]}
     kept = [token for token in range(size) if token not in gone]
     smaller = without_tokens(tokenizer, kept)
     return Trimmed(keep_tokens(model, kept), smaller, _renumbered(text, kept, tokenizer, smaller))
@@ -91,6 +96,36 @@ def needed(tokenizer: PreTrainedTokenizerFast, used: Iterable[int]) -> set[int]:
                 found.add(token)
                 left.append(token)
     return found
+
+
+@torch.no_grad()
+def expected(model: PreTrainedModel, text: Text) -> Tensor:
+    """How often the model expects each token in some rows of the text: the sum of its probabilities."""
+    found = torch.zeros(_rows(model), dtype=torch.float64, device=model.device)
+    with undisturbed(model):
+        for batch in text.batches(text.sample(LOOKED_AT, 0, 0), 4):
+            logits = model(**prepared(model, batch | {"labels": None})).logits
+            found += logits.float().softmax(-1).flatten(0, -2).sum(0, dtype=torch.float64)
+    return found.cpu()
+
+
+def in_turn(tokenizer: PreTrainedTokenizerFast, spare: set[int], worth: Sequence[float]) -> list[int]:
+    """All of these tokens, in the order in which they go: the least worth first, but none before those that it is a part of."""
+    spec = _spec(tokenizer)
+    number, parts = _vocabulary(spec), _parts(spec)
+    made_of = {number[said]: {number[part] for part in its if part in number} for said, its in parts.items() if said in number}
+    holders = Counter(part for token in spare for part in made_of.get(token, ()))  # tokens in the way of each
+    ready = [(worth[token], token) for token in spare if not holders[token]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        token = heapq.heappop(ready)[1]
+        order.append(token)
+        for part in made_of.get(token, ()):
+            holders[part] -= 1
+            if not holders[part] and part in spare:
+                heapq.heappush(ready, (worth[part], part))
+    return order
 
 
 def _spec(tokenizer: PreTrainedTokenizerFast) -> Spec:
