@@ -27,7 +27,7 @@ from pnn.plasticity.architectures import KINDS
 from pnn.plasticity.measure import held_out_nats, size
 from pnn.plasticity.phases import learn_round
 from pnn.plasticity.run import open_model
-from pnn.plasticity.settings import CycleSettings
+from pnn.plasticity.settings import OPTIMIZERS, CycleSettings
 from pnn.plasticity.shrink import MAY_GO, ShrinkSettings, shrink
 from pnn.plasticity.text import Text, read_text
 from pnn.plasticity.unit_scores import UNIT_METHODS
@@ -58,6 +58,7 @@ class Study:
             kinds=tuple(self.asked.kinds),
             by=self.asked.by,
             score_rows=self.asked.score_rows,
+            optimizer=self.asked.optimizer,
             teacher=teacher,
             learn_steps=self.asked.updates,
             learning_rate=self.asked.rate,
@@ -86,6 +87,7 @@ class Study:
         plan = CycleSettings(
             prune=0,
             grow=0,
+            optimizer=self.asked.optimizer,
             learn_steps=updates,
             learning_rate=self.asked.rate,
             batch_rows=self.asked.batch,
@@ -107,7 +109,7 @@ class Study:
         """`text`: in the model's own tokens, where some of them went."""
         nats, targets = held_out_nats(model, text or self.text)
         found = size(model, self.text.held_out.shape[1])
-        asked = {key: getattr(self.asked, key) for key in ("updates", "adapt", "rate", "batch", "length")}
+        asked = {key: getattr(self.asked, key) for key in ("updates", "adapt", "rate", "optimizer", "batch", "length")}
         self._file(name).parent.mkdir(parents=True, exist_ok=True)
         write_json(
             self._file(name),
@@ -135,6 +137,7 @@ def main() -> None:
     parser.add_argument("--adapt", type=int, default=500)
     parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--by", choices=UNIT_METHODS, default="fisher", help="how units are scored")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--score-rows", type=int, default=64, help="to score units and to repair on")
     parser.add_argument("--batch", type=int, default=64, help="rows per update")
     parser.add_argument("--length", type=int, default=512, help="tokens per row")

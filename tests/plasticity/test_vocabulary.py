@@ -229,6 +229,20 @@ def test_one_command_from_a_model_to_one_with_fewer_tokens(pnn_command, tmp_path
     assert not [*Path().glob("none*")]
 
 
+def test_muon_moves_what_is_left(reader, read, tmp_path, model_of):
+    plan = {"fewer": 0.05, "kinds": ("neuron",), **PLAN}
+    models = [
+        shrink(model_for(reader), read, tmp_path / name, ShrinkSettings(optimizer=name, **plan)).model
+        for name in ("adamw", "muon")
+    ]
+    assert not same_weights(*models)
+    with pytest.raises(UserError, match="GPT2LMHeadModel have no linear layers; take adamw"):
+        shrink(model_of("gpt2"), read, tmp_path / "none", ShrinkSettings(optimizer="muon", **plan))
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(UserError, match=r"no 'sgd' to learn by"):
+        ShrinkSettings(optimizer="sgd", **plan)
+
+
 def test_what_cannot_lose_tokens_says_so(model_of, tokenizer, reader, read):
     with pytest.raises(UserError, match="decoders only"):
         check_tokens(model_of("bert"), tokenizer)

@@ -13,7 +13,7 @@ has no parameter of its own that could get a learning rate. What is multiplied h
 which is what a learning rate of m·η would have done there: Adam's step and decoupled weight decay are both proportional to η.
 The bias of W_o belongs to no head and learns at the common rate.
 
-`learn` does both: AdamW, weight decay on matrices, gradients clipped at 1, a cosine from the learning rate to a tenth of it.
+`learn` does both: AdamW or Muon, weight decay on matrices, gradients clipped at 1, a cosine from the learning rate to a tenth.
 The warm-up takes 100 updates, or half of them where there are fewer than 200: it is over before learning is. What is learnt is
 the text, or what a teacher predicts there (`teaching`).
 
@@ -239,18 +239,19 @@ def learn(
     seed: int,
     first: int = 0,
     teacher: Teacher | None = None,
+    optimizer: str = "adamw",
 ) -> Generator[tuple[int, float], None, None]:
     """Train the model in place; after each update gives how many are done and the loss of its batch. `batch_at` gives the
     batch of an update. `first`: updates of earlier rounds; batch and dropout of an update follow from (seed, its number), so
     that learning again gives the same bits. With a `teacher` the loss is the distance to its predictions."""
     new = _new_units(model, new)
-    plan = TrainingConfig(learning_rate=peak_rate, min_learning_rate=peak_rate / 10, warmup_steps=0)
-    optimizer = make_optimizer(model, plan)
-    faster = FasterUpdates(optimizer, model, new, multiplier)
+    plan = TrainingConfig(optimizer=optimizer, learning_rate=peak_rate, min_learning_rate=peak_rate / 10, warmup_steps=0)
+    moved_by = make_optimizer(model, plan)
+    faster = FasterUpdates(moved_by, model, new, multiplier)
     kind = kind_of(model)
     if kind.causal and not kind.ours and teacher is None:
         leave_out_logits(model)
-    passes = Passes(model, optimizer, teacher)
+    passes = Passes(model, moved_by, teacher)
     on_gpu = model.device.type == "cuda"
     seed_all = torch.manual_seed if on_gpu else torch.default_generator.manual_seed
     try:
@@ -262,12 +263,12 @@ def learn(
                 with torch.random.fork_rng([model.device] if on_gpu else []), passes.update(warming):
                     seed_update()
                     loss = passes(prepared(model, batch_at(first + step)), seed_update)
-                    step_down(model, optimizer, learning_rate(step, steps, plan))
+                    step_down(model, moved_by, learning_rate(step, steps, plan))
                 if not math.isfinite(loss.item()):
                     raise UserError(f"the loss became {loss.item()} at update {step + 1}: a lower learning rate usually helps")
                 yield step + 1, loss.item()
     finally:
         faster.remove()
-        optimizer.zero_grad()  # gradients of recorded passes lie in the memory of their graph
+        moved_by.zero_grad()  # gradients of recorded passes lie in the memory of their graph
         with_logits_again(model)
         model.eval()

@@ -74,6 +74,7 @@ def learn_round(
         seed=plan.seed,
         first=(round_ - 1) * plan.learn_steps,
         teacher=None if plan.teacher == "none" else Teacher(original, plan.teacher),
+        optimizer=plan.optimizer,
     )
     for step, loss in updates:
         due = step % plan.evaluate_every == 0 or step == plan.learn_steps

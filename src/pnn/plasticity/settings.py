@@ -13,6 +13,7 @@ from pnn.plasticity.scores import METHODS, choose, share_of
 from pnn.plasticity.teaching import LESSONS, check_room
 
 TEACHERS = ("none", *LESSONS)
+OPTIMIZERS = ("adamw", "muon")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class CycleSettings:
     learning_rate: float = 5e-5
     multiplier: float = 3.0  # of new heads' updates
     teacher: str = "none"  # what is learnt of the unpruned model: nothing (the text teaches), logits, or states too
+    optimizer: str = "adamw"  # or "muon": the matrices of blocks move by orthogonal steps, the rest by AdamW
     batch_rows: int = 4
     evaluate_every: int = 25
     score_rows: int = 32  # rows of training text that heads are scored on
@@ -41,6 +43,7 @@ class CycleSettings:
             ("grow by", self.grow_by, STRATEGIES),
             ("start new heads as", self.init, INITS),
             ("learn of a teacher", self.teacher, TEACHERS),
+            ("learn by", self.optimizer, OPTIMIZERS),
         ):
             if value not in known:
                 raise UserError(f"there is no {value!r} to {purpose}{did_you_mean(value, known)}")

@@ -38,9 +38,15 @@ from pnn.plasticity.unit_scores import OF_MATRICES, UNIT_METHODS, score_units
 from pnn.plasticity.units import Unit, unit_map
 from pnn.plasticity.vocabulary import TOKEN, Trimmed, check_tokens, trim
 from pnn.progress import Bars, say
+from pnn.training.optim import block_matrices
 
 PHASES = ("initial", "pruning", "learning")
-DEFAULTS: Record = {"repair": False, "teacher": "none", "lora": None}  # in folders older than these settings
+DEFAULTS: Record = {
+    "repair": False,
+    "teacher": "none",
+    "lora": None,
+    "optimizer": "adamw",
+}  # in folders older than these settings
 SHARING = "fisher"  # what says how many go of each matrix, unless another score that compares all is asked for
 MAY_GO = (*ALL_KINDS, TOKEN)
 COMPARABLE = tuple(method for method in UNIT_METHODS if method not in OF_MATRICES)
@@ -66,6 +72,7 @@ class ShrinkSettings:
     lora: int | None = (
         None  # the rank of adapters that learn alone and are merged in the end (`lora`); by default all weights do
     )
+    optimizer: str = "adamw"
     learn_steps: int = 200
     learning_rate: float = 3e-4
     batch_rows: int = 8
@@ -105,7 +112,7 @@ class ShrinkSettings:
 
     def as_cycle(self) -> CycleSettings:
         """What calibration and learning take."""
-        shared = ("teacher", "learn_steps", "learning_rate", "batch_rows", "evaluate_every", "score_rows", "seed")
+        shared = ("teacher", "optimizer", "learn_steps", "learning_rate", "batch_rows", "evaluate_every", "score_rows", "seed")
         return CycleSettings(prune=0, grow=0, **{name: getattr(self, name) for name in shared})
 
 
@@ -120,6 +127,8 @@ def check(model: PreTrainedModel, settings: ShrinkSettings, tokenizer: PreTraine
         )
     if settings.teacher != "none":
         check_room(model, smallest=0.0 if settings.fewer is None else 1 - settings.fewer)
+    if settings.optimizer == "muon" and not block_matrices(model):
+        raise UserError(f"--optimizer muon: the blocks of a {type(model).__name__} have no linear layers; take adamw")
     if TOKEN in settings.kinds:  # how many may go, the text will say
         check_tokens(model, tokenizer)
     elif settings.fewer is not None:
