@@ -135,14 +135,15 @@ def main() -> None:
             f"rows; as good is a perplexity within {per_cent(WITHIN, 0)} of its",
             "metrics": models,
             "verdicts": {
-                model: found[CLAIMED][f"within_{100 * WITHIN:g}_per_cent"]
+                f"{model}{more}": found[f"{CLAIMED}{more}"][f"within_{100 * WITHIN:g}_per_cent"]
                 for model, found in models.items()
-                if CLAIMED in found
+                for more in ("", ", tokens too")
+                if f"{CLAIMED}{more}" in found
             },
             "command": "results/shrink/run.py MODEL TEXT RUNS; results/shrink/collect.py",
         },
     )
-    curves = {model: found for model, found in models.items() if len(rows_of(found)) > 1}
+    curves = {model: found for model, found in models.items() if len({name.partition(",")[0] for name in rows_of(found)}) > 1}
     if curves:
         save(png(smaller_models(curves)), HERE / "figures" / "shrink.png")
     write_between(HERE / "README.md", "table", table(models))

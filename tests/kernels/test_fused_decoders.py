@@ -98,6 +98,13 @@ def test_learning_takes_the_kernels(seen):
     assert type(model.model.norm) is type(before.model.norm)
 
 
+def test_activations_may_be_computed_again(seen):
+    model = build()
+    model.gradient_checkpointing_enable()
+    list(learn(model, [], lambda _: {"input_ids": ROWS, "labels": ROWS}, steps=1, peak_rate=1e-3, multiplier=1.0, seed=0))
+    assert seen.count("swiglu") == 4  # each block's twice
+
+
 def test_whoever_listens_is_called(seen):
     model, heard = build(), []
     model.model.norm.register_forward_hook(lambda *_: heard.append("norm"))

@@ -10,10 +10,13 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_cycles import LENGTH, language, same_weights
+from small_cycles import LENGTH, language, records_of, same_weights
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from pnn.errors import UserError
+from pnn.models.plastic import of_ranges
+from pnn.plasticity import vocabulary
+from pnn.plasticity.journal import Journal
 from pnn.plasticity.shrink import ShrinkSettings, shrink
 from pnn.plasticity.text import Text, read_text
 from pnn.plasticity.vocabulary import check_tokens, expected, in_turn, keep_tokens, needed, trim, without_tokens
@@ -86,7 +89,7 @@ def names(tokenizer, text: str) -> list[str]:
 
 
 def test_the_text_is_cut_as_before_and_other_text_stays_readable(reader, read):
-    _, smaller, _ = trim(model_for(reader), reader, read)
+    smaller = trim(model_for(reader), reader, read).tokenizer
     assert len(smaller) < len(reader) - 20
     assert len(smaller) % 64 == 0
     lines = language().split("\n")
@@ -117,8 +120,8 @@ def test_whatever_a_text_has_it_is_cut_as_before(words, more):
 @pytest.mark.parametrize("tied", [True, False])
 def test_predictions_stay(reader, read, tied):
     model = model_for(reader, tied)
-    smaller, tokenizer, text = trim(model, reader, read)
-    kept = reader.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+    smaller, tokenizer, text, kept, _ = trim(model, reader, read)
+    assert kept == reader.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
     with torch.no_grad():
         before, after = model(read.train).logits, smaller(text.train).logits
     assert torch.equal(after, before[..., kept])
@@ -135,11 +138,28 @@ def test_a_bias_of_the_head_goes_along(reader):
     assert torch.equal(keep_tokens(model, [0, 1, 2, 9]).lm_head.bias, torch.tensor([0.0, 1, 2, 9]))
 
 
+def test_what_a_generation_config_names_is_numbered_anew_or_gone(reader):
+    model, last = model_for(reader), len(reader) - 1
+    model.generation_config.suppress_tokens, model.generation_config.begin_suppress_tokens = [9, 10], [10]
+    model.generation_config.bad_words_ids = [[9, 2], [10]]
+    smaller = keep_tokens(model, [0, 1, 2, 9, last]).generation_config
+    assert (smaller.suppress_tokens, smaller.begin_suppress_tokens) == ([3], None)
+    assert smaller.bad_words_ids == [[3, 2]]
+
+
+def test_an_unknown_token_that_only_the_model_names_stays():
+    made = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2, "[UNK]": 3}, [("a", "b")], unk_token="[UNK]"))
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=made)
+    smaller = without_tokens(tokenizer, sorted(needed(tokenizer, [0])))
+    assert names(smaller, "aé") == ["a", "[UNK]"]
+
+
 def test_held_out_rows_may_have_tokens_that_are_gone(reader, read):
     strange = reader("quixotle vorpander zulmunty quixish", add_special_tokens=False).input_ids
     row = torch.tensor([(strange * LENGTH)[:LENGTH]])
     held_out = torch.cat((read.train[:3], row))
-    smaller, tokenizer, text = trim(model_for(reader), reader, Text(read.train, held_out, seen=read.seen))
+    smaller, tokenizer, text, _, recut = trim(model_for(reader), reader, Text(read.train, held_out, seen=read.seen))
+    assert recut == 1
     assert text.held_out.shape == held_out.shape
     assert int(text.held_out.max()) < len(tokenizer) == smaller.config.vocab_size
     assert [reader.decode(one) for one in read.train[:3]] == [tokenizer.decode(one) for one in text.held_out[:-1]]
@@ -196,6 +216,34 @@ def test_tokens_go_first_and_units_give_the_rest(reader, read, tmp_path):
     assert same_weights(again.model, found.model)
 
 
+def test_whoever_goes_on_after_a_kill_keeps_the_tokens_that_were_chosen(reader, read, tmp_path, monkeypatch):
+    """What a model expects is a sum that another machine may round otherwise."""
+    monkeypatch.setattr(vocabulary, "MULTIPLE", 1)  # so that not all that may go do
+    plan = ShrinkSettings(fewer=0.01, kinds=("token", "neuron"), **PLAN)
+    straight = shrink(model_for(reader), read, tmp_path / "straight", plan, tokenizer=reader)
+    record = Journal.record
+
+    def stop(self, phase, **values):
+        if phase == "training":
+            raise InterruptedError
+        record(self, phase, **values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "record", stop)
+        with pytest.raises(InterruptedError):
+            shrink(model_for(reader), read, tmp_path / "work", plan, tokenizer=reader)
+    monkeypatch.setattr(vocabulary, "expected", lambda model, text: -expected(model, text))
+    pruning = next(one for one in records_of(tmp_path / "work") if one["phase"] == "pruning")
+    most = 0.01 * sum(parameter.numel() for parameter in model_for(reader).parameters())
+    assert trim(model_for(reader), reader, read, most).kept != of_ranges(pruning["tokens"])  # it would choose others
+    resumed = shrink(model_for(reader), read, tmp_path / "work", plan, tokenizer=reader, resume=True)
+    assert same_weights(resumed.model, straight.model)
+    assert resumed.tokenizer.get_vocab() == straight.tokenizer.get_vocab()
+    other = Text(read.train, read.held_out, seen=read.seen + 1)
+    with pytest.raises(UserError, match="the text is another"):
+        shrink(model_for(reader), other, tmp_path / "work", plan, tokenizer=reader, resume=True)
+
+
 def test_where_only_tokens_went_the_text_is_learnt(reader, read, tmp_path):
     """Its teacher would say what it says already."""
     model = model_for(reader)
@@ -203,6 +251,7 @@ def test_where_only_tokens_went_the_text_is_learnt(reader, read, tmp_path):
     assert type(found.model) is type(model)  # loads without us
     assert found.summary["after"]["loss"] < found.summary["pruned"]["loss"] - 0.01
     assert found.summary["pruned"]["loss"] <= found.summary["before"]["loss"] + 0.1
+    assert found.summary["learnt_from"] == "none"
 
 
 def test_one_command_from_a_model_to_one_with_fewer_tokens(pnn_command, tmp_path, monkeypatch):
@@ -250,5 +299,7 @@ def test_what_cannot_lose_tokens_says_so(model_of, tokenizer, reader, read):
         check_tokens(model_of("gpt2"), tokenizer)
     with pytest.raises(UserError, match="tokenizer"):
         check_tokens(model_of("gpt2"), None)
+    with pytest.raises(UserError, match="the model knows only"):
+        check_tokens(keep_tokens(model_for(reader), [0, 1, 2, len(reader) - 1]), reader)
     with pytest.raises(UserError, match="count=True"):
         trim(model_for(reader), reader, Text(read.train, read.held_out))

@@ -17,7 +17,7 @@ from pnn.kernels.cross_entropy import CHUNK_BYTES, LOG2_E, ROW_MULTIPLE, _add_pr
 
 
 @triton.jit
-def _log_sum(base, stride: tl.constexpr, vocabulary: tl.constexpr, block: tl.constexpr):
+def _log_sum(base, vocabulary: tl.constexpr, block: tl.constexpr):
     """log₂ Σ 2^z. Each lane keeps its own maximum and sum; they meet at the end."""
     columns = tl.arange(0, block)
     top, total = tl.full([block], -1e30, tl.float32), tl.zeros([block], tl.float32)
@@ -38,8 +38,8 @@ def divergences(
     """One row: its divergence, and its logits replaced by their gradient, times `scale`. Padding columns get zero."""
     row = tl.program_id(0).to(tl.int64)
     of_model, of_teacher = logits + row * stride, wanted + row * stride
-    log_sum = _log_sum(of_model, stride, vocabulary, block)
-    teachers = _log_sum(of_teacher, stride, vocabulary, block)
+    log_sum = _log_sum(of_model, vocabulary, block)
+    teachers = _log_sum(of_teacher, vocabulary, block)
     columns = tl.arange(0, block)
     found = tl.zeros([block], tl.float32)
     for first in range(0, stride, block):
@@ -65,7 +65,8 @@ class _LinearDivergence(torch.autograd.Function):
         teaching, teachings = _filled(wanted_weight, wanted_bias, padded, dtype)
         inputs, targets = h.to(dtype), wanted.to(dtype)
         losses, grad_h = h.new_empty(rows, dtype=torch.float32), torch.empty_like(inputs)
-        grad_matrix = h.new_zeros(padded, h.shape[1], dtype=torch.float32)
+        learns = ctx.needs_input_grad[1]  # not where adapters alone do
+        grad_matrix = h.new_zeros(padded if learns else 0, h.shape[1], dtype=torch.float32)
         grad_bias = h.new_zeros(padded, dtype=torch.float32)
         buffers = [h.new_empty(min(chunk, rows), padded, dtype=dtype) for _ in range(2)]
         for first in range(0, rows, chunk):
@@ -75,11 +76,12 @@ class _LinearDivergence(torch.autograd.Function):
             shape = {"stride": padded, "vocabulary": vocabulary, "block": 2048, "num_warps": 8}
             divergences[(len(part),)](logits, theirs, losses[first:], 1 / rows, **shape)
             torch.mm(logits, matrix, out=grad_h[first : first + chunk])
-            _add_product(grad_matrix, logits, part)
+            if learns:
+                _add_product(grad_matrix, logits, part)
             if bias is not None:
                 grad_bias += logits.sum(0, dtype=torch.float32)
         ctx.save_for_backward(grad_h, grad_matrix[:vocabulary], grad_bias[:vocabulary])
-        ctx.dtypes = h.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.dtypes = h.dtype, weight.dtype if learns else None, None if bias is None else bias.dtype
         return losses.mean()
 
     @staticmethod

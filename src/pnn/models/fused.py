@@ -2,7 +2,7 @@
 
 `with fused(model):` norms, feed-forward parts and rotations compute as `kernels/llama` does, all else as in transformers, whose
 classes are the plain twins. Where the kernels do not compute (a CPU, fp32, another activation, somebody who listens) a module's
-own `forward` does.
+own `forward` does. It is for one thread, and no model is copied or saved meanwhile.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def fused(*models: PreTrainedModel) -> Iterator[None]:
 
 
 def _one_pass(module: nn.Module) -> type | None:
-    name = type(module).__name__
+    name = type(module).__name__ if type(module).__module__.startswith("transformers.") else ""
     if name in {f"{family}RMSNorm" for family in FAMILIES}:
         return OnePassNorm
     return OnePassGate if name in {f"{family}MLP" for family in FAMILIES} else None

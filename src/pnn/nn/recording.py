@@ -94,7 +94,7 @@ class Recordings:
             try:
                 self.recorded[key] = buffer, Recording(lambda: run(buffer), self.stream, self.pool)
             except RuntimeError as error:  # out of memory among them
-                self.full, self.failed = True, str(error)
+                self.full, self.failed = True, str(error) or type(error).__name__
         return not self.full
 
 

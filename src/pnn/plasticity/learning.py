@@ -214,9 +214,10 @@ class Passes:
 
     def _of_anything(self, batch: dict[str, Any]) -> Tensor:
         models = (self.model,) if self.teacher is None else (self.model, self.teacher.model)
-        with computing(self.model), fused(*models):
-            loss = self.model(**batch).loss if self.teacher is None else self.teacher.loss(self.model, batch)
-        loss.backward()
+        with fused(*models):  # where activations are computed again in the backward pass, by the same classes
+            with computing(self.model):
+                loss = self.model(**batch).loss if self.teacher is None else self.teacher.loss(self.model, batch)
+            loss.backward()
         return loss.detach()
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError, did_you_mean
 from pnn.files import let_go, remove_folder
+from pnn.models.plastic import as_ranges, of_ranges
 from pnn.models.registry import kind_of
 from pnn.numbers import per_cent, written
 from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, NEURON, WIDTH, architecture_of
@@ -36,7 +37,7 @@ from pnn.plasticity.teaching import check_room
 from pnn.plasticity.text import Text
 from pnn.plasticity.unit_scores import OF_MATRICES, UNIT_METHODS, score_units
 from pnn.plasticity.units import Unit, unit_map
-from pnn.plasticity.vocabulary import TOKEN, Trimmed, check_tokens, trim
+from pnn.plasticity.vocabulary import TOKEN, Trimmed, check_tokens, trim, with_tokens
 from pnn.progress import Bars, say
 from pnn.training.optim import block_matrices
 
@@ -98,13 +99,15 @@ class ShrinkSettings:
             raise UserError(f"{self.by} compares units of one matrix, not {named(self.units)}: use {', '.join(COMPARABLE)}")
         if self.teacher == "states" and WIDTH in self.kinds:
             raise UserError("--teacher states needs states of one width: use --teacher logits where width may go")
+        if self.faster is not None and not self.units:
+            raise UserError("--speed: fewer tokens make reading no faster; name more kinds, such as --kinds tokens,neurons")
         if self.lora is not None:
             check_rank(self.lora)
         self.as_cycle()  # says what is wrong with the rest
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Kinds that are scored: all but tokens, which are worth nothing where they may go."""
+        """Kinds that are scored: all but tokens, which cost this text nothing where they may go."""
         return tuple(kind for kind in self.kinds if kind != TOKEN)
 
     def as_json(self) -> Record:
@@ -150,9 +153,6 @@ def shrink(
     check(model, settings, tokenizer)
     original = copy.deepcopy(model).float().eval()  # 16-bit weights would swallow small updates
     total = sum(parameter.numel() for parameter in original.parameters())
-    whole = Trimmed(original, tokenizer, text)  # what is pruned and teaches: all but tokens that nobody misses
-    if TOKEN in settings.kinds:
-        whole = trim(original, tokenizer, text, math.inf if settings.fewer is None else settings.fewer * total)
     journal = Journal(Path(work), "shrink")
     name = name or model.config.model_type
     plan = settings.as_cycle()
@@ -166,6 +166,7 @@ def shrink(
     try:
         journal.start(asked, resume, DEFAULTS)
         now = original if journal.kept is None else journal.read_model().to(original.device)
+        whole = _without_spare_tokens(Trimmed(original, tokenizer, text), settings, total, journal)
 
         def tell(line: str) -> None:
             if not quiet:
@@ -192,12 +193,16 @@ def shrink(
                 found = measure(now, whole.text)
                 lost = Counter(unit.kind for unit in gone)
                 lost[TOKEN] = original.config.vocab_size - now.config.vocab_size
-                journal.record("pruning", pruned=dict(+lost), **found, units=_counts(now, settings))
+                tokens = {} if whole.kept is None else {"tokens": as_ranges(whole.kept), "recut_rows": whole.recut}
+                journal.record("pruning", pruned=dict(+lost), **found, **tokens, units=_counts(now, settings))
                 what = ", ".join(so_many(lost[kind], kind) for kind in MAY_GO if lost[kind])
                 tell(f"pruned {what}: {found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
+                if whole.recut:
+                    tell(f"{whole.recut:,} of {found['rows']:,} held-out rows have such tokens: they are measured in pieces")
             else:
                 if not {*journal.newest("pruning")["pruned"]} - {TOKEN}:  # it is its teacher still
                     plan = replace(plan, teacher="none")
+                journal.record("lesson", teacher=plan.teacher)
                 adapters = nullcontext() if settings.lora is None else low_rank(now, settings.lora, settings.seed)
                 with adapters, Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
                     for step, loss, held in learn_round(now, [], whole.text, plan, 1, whole.model):
@@ -215,25 +220,37 @@ def shrink(
     return Shrunk(now, _summary(original, now, journal, text, settings, name), whole.tokenizer, whole.text)
 
 
+def _without_spare_tokens(given: Trimmed, settings: ShrinkSettings, total: int, journal: Journal) -> Trimmed:
+    """What is pruned and what teaches: all but tokens that nobody misses. Which these are hangs on sums of probabilities, so
+    whoever goes on after a kill asks the journal."""
+    if TOKEN not in settings.kinds:
+        return given
+    pruning = next((record for record in journal.records if record.get("phase") == "pruning"), None)
+    if pruning is not None:
+        assert given.tokenizer is not None
+        return with_tokens(given.model, given.tokenizer, given.text, of_ranges(pruning["tokens"]))
+    return trim(*given[:3], math.inf if settings.fewer is None else settings.fewer * total)
+
+
 def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, total: int) -> list[Unit]:
     """What goes. A score that compares no more than what shares a matrix chooses there; how many go of each matrix is the
     default score's to say. `total`: parameters before tokens went."""
     left = sum(parameter.numel() for parameter in model.parameters())
     share = None if settings.fewer is None else 1 - (1 - settings.fewer) * total / left
-    if share is not None and share <= 0:
+    if share is not None and share * left < 1:
         return []
+    tokens = f"−{written(100 * (settings.fewer or 0), 1)} % of the parameters cannot go: tokens that the text never has hold "
+    tokens += f"{per_cent(1 - left / total)} of them"
     if not settings.units:
-        raise UserError(
-            f"−{written(100 * (settings.fewer or 0), 0)} % of the parameters cannot go: tokens that the text never has hold "
-            f"{per_cent(1 - left / total)} of them; let --kinds name more than tokens"
-            if share is not None
-            else "--speed: fewer tokens make reading no faster; let --kinds name more than tokens"
-        )
+        raise UserError(f"{tokens}; name more kinds, such as --kinds tokens,neurons")
     batches = calibration(text, settings.as_cycle(), 1)
     within = settings.by in OF_MATRICES
     scores = score_units(model, batches, SHARING if within else settings.by, settings.units, seed=settings.seed)
     if share is not None:
-        gone = fewer_parameters(model, scores, share)
+        try:
+            gone = fewer_parameters(model, scores, share)
+        except UserError as error:
+            raise UserError(f"{tokens}; of what is left, {error}" if left < total else str(error)) from None
     else:
         assert settings.faster is not None
         gone = faster(model, scores, settings.faster, text.held_out.shape[1])
@@ -262,6 +279,8 @@ def _summary(
         "data": text.source,
         "held_out": text.held_out_source,
         "settings": settings.as_json(),
+        "learnt_from": next((one["teacher"] for one in journal.records if one["phase"] == "lesson"), settings.teacher),
+        "recut_rows": journal.newest("pruning").get("recut_rows", 0),
         **measured,
         "fewer_parameters": 1 - measured["after"]["parameters"] / measured["before"]["parameters"],
         "reading": reading,

@@ -88,7 +88,7 @@ class Text:
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
-        for rows in (self.train, self.held_out):
+        for rows in (self.train, self.held_out, *(() if self.seen is None else (self.seen,))):
             digest.update(repr(tuple(rows.shape)).encode())
             digest.update(rows.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
@@ -144,7 +144,7 @@ def read_text(
             if len(found) < 2:
                 raise UserError(f"{name} is too short: it has {len(found)} {unit}, but needs at least two")
         chosen, held_out = np.arange(len(tokens)), rows_of(other, np.arange(min(held_out_rows, len(other))))
-    seen = _how_often(tokens, chosen, len(tokenizer)) if count else None
+    seen = _how_often(tokens, chosen, max(tokenizer.get_vocab().values()) + 1) if count else None
     if train_rows is not None and train_rows < len(chosen):
         chosen = np.sort(np.random.default_rng(0).choice(chosen, max(2, train_rows), replace=False))
     train = rows_of(tokens, chosen)

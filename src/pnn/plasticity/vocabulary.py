@@ -7,7 +7,8 @@ Other text stays readable: a token that is gone is written with the smaller ones
 Of those that may go, the ones that the model itself expects least go first: text that is still to come may have some of them.
 What never goes: tokens that the text has; those that they are made of (BPE merges two tokens into one, so both must be there);
 single characters and bytes; special and added tokens. So text that has none of the tokens that went is cut into the same tokens
-as before. Tokens are numbered anew, in their old order: the model and its tokenizer change together.
+as before, but for characters that a Unigram vocabulary does not know. Tokens are numbered anew, in their old order: the model
+and its tokenizer change together.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from pnn.plasticity.text import Text
 
 TOKEN = "token"  # a kind of what may go, beside units
 LOOKED_AT = 64  # rows of the text that say what the model expects
+TOKENS_AT_ONCE = 512  # whose probabilities are computed
+FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens")  # tokens that a generation config names beside special ones
+PHRASES = ("bad_words_ids", "force_words_ids")
 MULTIPLE = 64  # of tokens that stay: what matrix units like
 Spec = dict[str, Any]  # tokenizer.json
 M = TypeVar("M", bound=PreTrainedModel)
@@ -44,6 +48,8 @@ class Trimmed(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast | None
     text: Text
+    kept: list[int] | None = None  # which tokens these are in the whole vocabulary; None: all
+    recut: int = 0  # held-out rows that had others, which stand there in pieces
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None) -> None:
@@ -52,7 +58,12 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | No
         raise UserError("tokens can go from decoders only: which tokens of a row an encoder predicts depends on their numbers")
     if tokenizer is None:
         raise UserError("tokens cannot go without the model's tokenizer, which changes with it")
-    _parts(_spec(tokenizer))
+    spec = _spec(tokenizer)
+    _parts(spec)
+    if spec["model"].get("end_of_word_suffix"):
+        raise UserError("tokens cannot go from a vocabulary that marks the ends of words: their pieces would have to be known")
+    if (highest := max(tokenizer.get_vocab().values())) >= _rows(model):
+        raise UserError(f"the tokenizer has a token {highest:,}, but the model knows only {_rows(model):,}: it is another's")
 
 
 def trim(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, text: Text, most: float = math.inf) -> Trimmed:
@@ -60,6 +71,21 @@ def trim(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, text
     parameters are gone. Copies: what is given stays as it is."""
     check_tokens(model, tokenizer)
     assert tokenizer is not None
+    return with_tokens(model, tokenizer, text, stays(model, tokenizer, text, most))
+
+
+def with_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: Text, kept: list[int]) -> Trimmed:
+    """Copies that have these tokens alone."""
+    smaller = without_tokens(tokenizer, kept)
+    rewritten, recut = _renumbered(text, kept, tokenizer, smaller)
+    return Trimmed(keep_tokens(model, kept), smaller, rewritten, kept, recut)
+
+
+# Which may go ---------------------------------------------------------------------------------------------------------
+
+
+def stays(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: Text, most: float) -> list[int]:
+    """The tokens that are left, in their old order."""
     if text.seen is None:
         raise UserError("which tokens may go is not known: read the text with count=True")
     size = _rows(model)
@@ -69,13 +95,10 @@ def trim(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, text
     stay = int(size - wanted) // MULTIPLE * MULTIPLE
     if size - stay > len(spare):
         stay = min(size, stay + MULTIPLE)
-    gone = {*in_turn(tokenizer, spare, expected(model, text).tolist())[: size - stay]}
-    kept = [token for token in range(size) if token not in gone]
-    smaller = without_tokens(tokenizer, kept)
-    return Trimmed(keep_tokens(model, kept), smaller, _renumbered(text, kept, tokenizer, smaller))
-
-
-# Which may go ---------------------------------------------------------------------------------------------------------
+    worth, known = expected(model, text), {*tokenizer.get_vocab().values()}
+    worth[[row for row in range(size) if row not in known]] = -1.0  # rows without a token, which filled the matrix up
+    gone = {*in_turn(tokenizer, spare, worth.tolist())[: size - stay]}
+    return [token for token in range(size) if token not in gone]
 
 
 def needed(tokenizer: PreTrainedTokenizerFast, used: Iterable[int]) -> set[int]:
@@ -85,7 +108,7 @@ def needed(tokenizer: PreTrainedTokenizerFast, used: Iterable[int]) -> set[int]:
     name = {token: said for said, token in number.items()}
     found = {token["id"] for token in spec["added_tokens"]} | {*tokenizer.all_special_ids}
     found |= {token for said, token in number.items() if _is_simple(said, spec["model"])}
-    if isinstance(unknown := spec["model"].get("unk_id"), int):
+    if isinstance(unknown := spec["model"].get("unk_id", number.get(spec["model"].get("unk_token"))), int):
         found.add(unknown)
     left = [*found, *used]
     found |= {*used}
@@ -103,7 +126,7 @@ def expected(model: PreTrainedModel, text: Text) -> Tensor:
     """How often the model expects each token in some rows of the text: the sum of its probabilities."""
     found = torch.zeros(_rows(model), dtype=torch.float64, device=model.device)
     with undisturbed(model):
-        for batch in text.batches(text.sample(LOOKED_AT, 0, 0), 4):
+        for batch in text.batches(text.sample(LOOKED_AT, 0, 0), max(1, TOKENS_AT_ONCE // text.train.shape[1])):
             logits = model(**prepared(model, batch | {"labels": None})).logits
             found += logits.float().softmax(-1).flatten(0, -2).sum(0, dtype=torch.float64)
     return found.cpu()
@@ -228,6 +251,13 @@ def keep_tokens(model: M, kept: Sequence[int]) -> M:
     for config, name, tokens in _named(smaller):
         renamed = [place.get(one, one) for one in tokens]
         setattr(config, name, renamed if isinstance(getattr(config, name), list) else renamed[0])
+    for name in FORBIDDEN:  # what is gone cannot be written
+        if never := getattr(smaller.generation_config, name, None):
+            setattr(smaller.generation_config, name, [place[one] for one in never if one in place] or None)
+    for name in PHRASES:
+        if phrases := getattr(smaller.generation_config, name, None):
+            there = [phrase for phrase in phrases if {*phrase} <= place.keys()]
+            setattr(smaller.generation_config, name, [[place[one] for one in phrase] for phrase in there] or None)
     return smaller
 
 
@@ -257,19 +287,23 @@ def _per_token(model: PreTrainedModel) -> int:
     return sum(one.numel() // len(one) for one in _of_vocabulary(model))
 
 
-def _renumbered(text: Text, kept: Sequence[int], before: PreTrainedTokenizerFast, after: PreTrainedTokenizerFast) -> Text:
-    """The same text. Held-out rows may have tokens that are gone: their pieces stand there, and the row ends earlier."""
+def _renumbered(
+    text: Text, kept: Sequence[int], before: PreTrainedTokenizerFast, after: PreTrainedTokenizerFast
+) -> tuple[Text, int]:
+    """The same text. Held-out rows may have tokens that are gone: their pieces stand there, and the row ends earlier. How many
+    rows these are."""
     place = torch.full((max(int(text.train.max()), int(text.held_out.max()), max(kept)) + 1,), -1)
     place[torch.tensor(kept)] = torch.arange(len(kept))
     held_out = place[text.held_out]
-    for row in (held_out < 0).any(1).nonzero().flatten().tolist():
+    recut: list[int] = (held_out < 0).any(1).nonzero().flatten().tolist()
+    for row in recut:
         pieces: list[int] = []
         for old, new in zip(text.held_out[row].tolist(), held_out[row].tolist(), strict=True):
             pieces += [new] if new >= 0 else pieces_of(before.convert_ids_to_tokens(old), after)
         held_out[row] = torch.tensor(pieces[: held_out.shape[1]])
     assert text.seen is not None
     seen = text.seen[torch.tensor([token for token in kept if token < len(text.seen)])]
-    return replace(text, train=place[text.train], held_out=held_out, seen=seen)
+    return replace(text, train=place[text.train], held_out=held_out, seen=seen), len(recut)
 
 
 def pieces_of(said: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
