@@ -91,9 +91,10 @@ def items() -> Iterator[Item]:
 
 
 def shrink() -> Iterator[Item]:
-    """Of SmolLM2: a fifth fewer parameters, then the curve, one seed, and learning without the teacher."""
+    """Of SmolLM2: a fifth fewer parameters, then the curve, one seed, and learning without the teacher. Other settings than the
+    first look had, whose files go when these come."""
     command = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
-    command += " --kinds head neuron layer width --adapt 200 --updates 600"  # 20M tokens of learning for each arm
+    command += " --kinds head neuron --by surgeon --score-rows 256 --adapt 300 --updates 1000"  # 33M tokens of learning each
     arms = [("control", "--shares"), ("less-20-logits", "--shares 0.2")]
     wanted = [(name, asked, seed) for seed in range(3) for name, asked in arms]
     wanted += [(f"less-{share}-logits", f"--shares {share / 100:g}", 0) for share in (10, 30, 40, 50)]
