@@ -269,6 +269,10 @@ def test_one_command_from_a_model_to_one_with_fewer_tokens(pnn_command, tmp_path
     assert summary["after"]["units"]["token"] == len(cuts) == smaller.config.vocab_size < len(tokenizer)
     assert names(cuts, language()) == names(tokenizer, language())
     assert "other text takes more tokens" in Path("small/README.md").read_text()
+    assert "| neurons | layers | tokens |" in Path("small/README.md").read_text()
+    code, _, err = pnn_command(*words, "--kinds", "tokens", "--parameters", "-2%", "--output", "fewer")
+    assert code == 0, err
+    assert "tokens), which `text.txt` never has" in Path("fewer/README.md").read_text()
     code, _, err = pnn_command(*words, "--kinds", "tokens", "--parameters", "-80%", "--output", "none")
     assert code == 2
     assert "tokens that the text never has hold" in err

@@ -8,6 +8,7 @@ from typing import Any
 from pnn.errors import UserError
 from pnn.export.cycles import public
 from pnn.numbers import per_cent
+from pnn.plasticity.architectures import WIDTH
 from pnn.plasticity.models import HISTORY
 from pnn.plasticity.vocabulary import TOKEN
 from pnn.runs import read_json
@@ -51,11 +52,12 @@ class Changes:
         if self.shrunk is None:
             return "Not measured since."
         what = "token" if causal else "masked token"
-        lines = [f"Held-out text, perplexity by {what}:", "", "| | parameters | heads | neurons | layers | perplexity |"]
-        lines.append("|---|---|---|---|---|---|")
+        kinds = list(self.shrunk["before"]["units"])
+        columns = ["parameters", *(kind if kind == WIDTH else f"{kind}s" for kind in kinds), "perplexity"]
+        lines = [f"Held-out text, perplexity by {what}:", "", f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
         for stage, name in (("before", "before"), ("pruned", "pruned"), ("after", "learned")):
             found = self.shrunk[stage]
-            units = " | ".join(f"{found['units'][kind]:,}" for kind in ("head", "neuron", "layer"))
+            units = " | ".join(f"{found['units'][kind]:,}" for kind in kinds)
             lines.append(f"| {name} | {found['parameters']:,} | {units} | {found['perplexity']:,.2f} |")
         lines += ["", "| speed where it was shrunk, tokens per second | before | now | times |", "|---|---|---|---|"]
         for what, speed in speeds_of(self.shrunk).items():
@@ -91,8 +93,11 @@ def _said(change: dict[str, Any]) -> str:
     if "shrunk" in change:
         summary = change["shrunk"]
         before, after = summary["before"]["units"], summary["after"]["units"]
-        lost = [f"{before[kind] - after[kind]:,} of {before[kind]:,} {kind}s" for kind in before if after[kind] < before[kind]]
+        gone = [kind for kind in before if after[kind] < before[kind]]
+        lost = [f"{before[kind] - after[kind]:,} of {before[kind]:,} {kind}s" for kind in gone]
         text = f"{per_cent(summary['fewer_parameters'])} of the parameters pruned ({', '.join(lost)})"
+        if gone == [TOKEN]:
+            return f"{text}, which `{public(change['data'])}` never has"
     elif "pruned" in change:
         text = f"{len(change['pruned'])} of {change['heads_before']} attention heads pruned"
     else:
