@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from pnn.config import CHOICES
 from pnn.errors import UserError, did_you_mean
 from pnn.plasticity.growth import INITS, STRATEGIES, candidates
 from pnn.plasticity.heads import heads, original_counts
@@ -13,7 +14,7 @@ from pnn.plasticity.scores import METHODS, choose, share_of
 from pnn.plasticity.teaching import LESSONS, check_room
 
 TEACHERS = ("none", *LESSONS)
-OPTIMIZERS = ("adamw", "muon")
+OPTIMIZERS = CHOICES["training.optimizer"]
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,8 @@ from pnn.progress import Bars, say
 from pnn.training.optim import block_matrices
 
 PHASES = ("initial", "pruning", "learning")
-DEFAULTS: Record = {
-    "repair": False,
-    "teacher": "none",
-    "lora": None,
-    "optimizer": "adamw",
-}  # in folders older than these settings
+# In folders older than these settings
+DEFAULTS: Record = {"repair": False, "teacher": "none", "lora": None, "optimizer": "adamw"}
 SHARING = "fisher"  # what says how many go of each matrix, unless another score that compares all is asked for
 MAY_GO = (*ALL_KINDS, TOKEN)
 COMPARABLE = tuple(method for method in UNIT_METHODS if method not in OF_MATRICES)

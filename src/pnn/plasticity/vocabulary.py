@@ -184,7 +184,7 @@ def _merged(first: str, second: str, spec: Spec) -> str:
 
 def _is_simple(said: str, model: Spec) -> bool:
     """A character, or a byte: what other text is written with where nothing longer is left."""
-    bare = said.removeprefix(model.get("continuing_subword_prefix") or "").removesuffix(model.get("end_of_word_suffix") or "")
+    bare = said.removeprefix(model.get("continuing_subword_prefix") or "")
     return len(bare) <= 1 or (len(said) == 6 and said.startswith("<0x") and said.endswith(">"))
 
 
