@@ -48,9 +48,9 @@ def _known(monkeypatch):
     monkeypatch.setitem(CRITERIA, "drawn", Drawn)
 
 
-def build(form):
+def build(form, **more):
     torch.manual_seed(0)
-    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZE, **FORMS[form], zero_init=False, initializer_range=0.1))
+    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZE, **FORMS[form], **more, zero_init=False, initializer_range=0.1))
     return model.eval()
 
 
@@ -77,19 +77,20 @@ def test_in_fp32_a_gpu_halts_as_a_cpu_does(form, asked):
     assert (difference < 1e-3).float().mean() > 0.97
 
 
+@pytest.mark.parametrize(("longest", "computed_by"), [(128, "live_attention"), (256, "flash")])
 @pytest.mark.parametrize("form", FORMS)
-def test_in_16_bit_attention_goes_by_borders(form, monkeypatch):
-    model, (ids, borders, at) = build(form).cuda(), batch()
+def test_in_16_bit_attention_goes_by_borders(form, longest, computed_by, monkeypatch):
+    model, (ids, borders, at) = build(form, max_position_embeddings=longest).cuda(), batch()
     ids, borders, at = (x.cuda() for x in (ids, borders, at))
-    calls, sizes, flash, choose = [], [], fast.flash, halting.choose
+    calls, sizes, attention, go_on = [], [], getattr(fast, computed_by), halting.go_on
 
     def chosen(*given):
-        found = choose(*given)
-        sizes.extend((len(found.here), len(found.beside)))
+        found = go_on(*given)
+        sizes.extend((len(found[2].here), len(found[2].beside)))
         return found
 
-    monkeypatch.setattr(fast, "flash", lambda *given: calls.append(1) or flash(*given))
-    monkeypatch.setattr(halting, "choose", chosen)
+    monkeypatch.setattr(fast, computed_by, lambda *given: calls.append(1) or attention(*given))
+    monkeypatch.setattr(halting, "go_on", chosen)
     halt = {"criterion": "one number", "threshold": 0.05}
     with torch.inference_mode():
         exact = model.base_model(ids, cu_seqlens=borders, last_at=at, halt=halt)
@@ -135,13 +136,20 @@ def some_texts(seed):
     [
         {"criterion": "one number", "threshold": 0.05},
         {"criterion": "change", "threshold": 0.4},
+        {"criterion": "learned", "threshold": 0.5},
         {"criterion": "context", "min_steps": 2},
     ],
     ids=lambda halt: halt["criterion"],
 )
+@pytest.mark.parametrize("longest", [128, 256])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_recorded_pass_is_the_plain_one(form, halt, monkeypatch):
-    model = build(form).cuda()
+def test_a_recorded_pass_is_the_plain_one(form, longest, halt, monkeypatch):
+    model = build(form, max_position_embeddings=longest)
+    if halt["criterion"] == "learned":
+        model.base_model.set_halt(halt)
+        with torch.no_grad():
+            model.base_model.criterion.weight.normal_(generator=torch.Generator().manual_seed(5))
+    model.cuda()
     with torch.autocast("cuda", torch.bfloat16):
         found = [states_at(model, *some_texts(seed), halt=halt)[0] for seed in range(8)]
         known = passes._HALTING[model]

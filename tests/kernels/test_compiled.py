@@ -21,7 +21,8 @@ package.__path__ = [sys.argv[1]]
 sys.modules["pnn"] = package
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pnn.kernels import attention, cross_entropy, divergence, gate, llama, norm, pointwise, rewrite_passes, rewriting, rotary
+from pnn.kernels import attention, cross_entropy, divergence, gate, live, llama, norm, pointwise, rotary
+from pnn.kernels import rewrite_passes, rewriting
 
 def build(kernel, warps, constants, **types):
     signature = {name: "constexpr" if name in constants else types.get(name) or types[""] for name in kernel.arg_names}
@@ -87,6 +88,14 @@ for kernel, constants in ((llama.norm_forward, {}), (llama.norm_backward, {"each
 for kernel in (llama.gate_forward, llama.gate_backward):
     build(kernel, 4, {"block": llama.FLAT}, count="i32", **{"": "*bf16"})
 steps = dict.fromkeys(("row_stride", "head_stride", "token_stride", "angle_stride", "tokens", "heads"), "i32")
+left = {"at": "*i64", "count": "i32", "new_stride": "i32", "kv_stride": "i32", "q_borders": "*i32", "borders": "*i64"}
+left |= {"stride": "i32", "scale": "fp32", "threshold": "fp32", "weight": "*fp32", "bias": "*fp32", "sequences": "i32"}
+build(live._put, 4, {"width": 1536, "block": 2048}, **left, **{"": "*bf16"})
+build(live._attend, 4, {"heads": 12, "width": 64, "block_q": 16, "block_k": 128}, **left, **{"": "*bf16"})
+build(live._settled, 4, {"width": 768, "block": 1024, "some": True}, **left, h="*bf16", out="*i1")
+build(live._count, 4, {"block": 128}, **left, counts="*i32", **{"": "*i1"})
+room = {"room_here": "i32", "room_aside": "i32", "here": "*i64", "aside": "*i64", "ends": "*i32"}
+build(live._list_both, 4, {"block": 128}, **left, **room, **{"": "*i1"})
 build(llama.turn, 2, {"half": 32, "block": 16, "back": True}, **steps, cos="*fp32", sin="*fp32", **{"": "*bf16"})
 """
 
@@ -99,6 +108,6 @@ def test_every_kernel_compiles_and_fits():
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert len(built) == 32 * len(SHARED)
+    assert len(built) == 37 * len(SHARED)
     for capability, *name, shared in built:
         assert int(shared) <= SHARED[int(capability)] * 1024, (capability, *name)

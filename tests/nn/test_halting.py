@@ -414,4 +414,3 @@ def test_settings_come_and_go_as_what_a_config_holds():
     halt = Halt.of({"criterion": "learned", "threshold": 0.7, "cost": 0.1})
     assert Halt.of(halt.as_dict()) == halt
     assert Halt.of(halt) is halt
-    assert Layout().attend is None

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from pnn import runs
 from pnn.data.batches import PackedBatch
 from pnn.errors import UserError
-from pnn.evaluation.passes import PackedShape, states_at, to_device
+from pnn.evaluation.passes import PackedShape, made_of, to_device
 from pnn.files import sha256, write_json
 from pnn.models.flops import halting_flops
 from pnn.models.loading import read_config
@@ -269,8 +269,7 @@ def _measured(
 
 
 def predictions(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    logits: torch.Tensor = model.read_out(states_at(model, batch.packed, batch.positions)[-1])
-    return logits.argmax(-1)
+    return made_of(model, batch.packed, batch.positions, lambda h: model.read_out(h).argmax(-1))
 
 
 def steps_taken(model: PreTrainedModel, batch: Batch) -> NDArray[np.int64]:

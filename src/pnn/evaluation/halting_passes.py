@@ -9,7 +9,7 @@ its end. Where the context halts (`context`), sizes follow from the batch's shap
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from pnn.nn.recording import Recordings
 
 MOST = 256  # passes that are recorded of one model: every setting has its own
 MORE = 1.03  # of what was seen: batches of one shape differ by little
+T = TypeVar("T")
 Room = tuple[tuple[int, int], ...]  # for live tokens and for those that have just stopped, at each choice
 
 
@@ -32,9 +33,11 @@ def replay_halting(
     positions: int,
     flat: Tensor,
     compute: Callable[..., list[Tensor]],
-) -> list[Tensor] | None:
-    """The states of a pass over so many tokens that is asked for so many positions, good until the next one; None where it has
-    to be computed without a recording."""
+    then: Callable[[list[Tensor]], T],
+) -> T | None:
+    """What `then` makes of the states of a pass over so many tokens that is asked for so many positions; None where it has to
+    be computed without a recording. `then` is issued before the device is asked whether the pass counts, so that the device
+    does not wait meanwhile."""
     counts_tell = CRITERIA[halt.criterion].measures
     room: Room | None = recordings.room.get(key) if counts_tell else ((positions, tokens),)
     if room is not None:
@@ -49,15 +52,16 @@ def replay_halting(
         if found is None:
             return None
         states, counts = found
+        made = then(list(states))
         if counts is None or enough(room, counts.tolist()):  # waits for the device
-            return list(states)
+            return made
         recordings.forget((key, room))
     with planned(Plan()) as plan:
         states = compute(flat.to(recordings.device))
     torch.clear_autocast_cache()  # weights that it cast are nobody else's
     recordings.room[key] = room = more_room(plan.counts, tokens, room)
     recordings.seen.add((key, room))  # the next pass is recorded
-    return states
+    return then(states)
 
 
 def enough(room: Room, counts: Sequence[Sequence[int]]) -> bool:

@@ -2,6 +2,7 @@
 comparing, analysing, fine-tuning's dev sets, lm-eval's requests.
 
     states_at(model, batch, positions)      hᵀ at the positions that are asked for, or h⁰ … hᵀ there
+    made_of(model, batch, positions, read)  what `read` makes of hᵀ there, such as its head's predictions
 
 What nobody asks for is not computed: of the last step that is most. Everything that the host needs to know about a batch (where
 its targets are, how many) it works out before the batch goes to the device, as one array of whole numbers. So nothing in a loop
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,13 +37,14 @@ from pnn.nn.halting import Halt
 from pnn.nn.packing import bucket, only_at, round_up
 from pnn.nn.recording import Recordings, where_weights_lie
 
+T = TypeVar("T")
+
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """From the host, without waiting for the copy."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
-@torch.inference_mode()
 def states_at(
     model: PreTrainedModel,
     batch: PackedBatch,
@@ -55,6 +57,26 @@ def states_at(
     (`every_step`, of encoders and of decoders with steps). Batch and positions are on the host. The model is in evaluation
     mode, and a decoder without its head: states are what its head reads. An encoder's tokens halt as `halt` says, or else its
     config, unless `num_steps` asks for so many."""
+    # a recorded pass writes its states where it wrote them before
+    return _pass(model, batch, positions, num_steps, every_step, halt, lambda states: [h.clone() for h in states])
+
+
+def made_of(model: PreTrainedModel, batch: PackedBatch, positions: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `read` makes of the last states. Where tokens halt on a GPU it is sooner done than with `states_at`: the device is
+    asked whether a recorded pass counts when all its work has been issued."""
+    return _pass(model, batch, positions, None, False, None, lambda states: read(states[-1]))
+
+
+@torch.inference_mode()
+def _pass(
+    model: PreTrainedModel,
+    batch: PackedBatch,
+    positions: Tensor,
+    num_steps: int | None,
+    every_step: bool,
+    halt: Halting,
+    then: Callable[[list[Tensor]], T],
+) -> T:
     causal = kind_of(model).causal
     longest = model.config.max_position_embeddings
     layout: type[PackedShape | RowsShape] = RowsShape if causal else PackedShape
@@ -80,15 +102,19 @@ def states_at(
         def compute(flat: Tensor) -> list[Tensor]:
             return _cast_once(run, flat, shape)
 
+        def asked_for(states: list[Tensor]) -> T:
+            return then([h[: len(positions)] for h in states])
+
         if rule is None:
             states = recordings.replay(key, flat, compute)
+            made = None if states is None else asked_for(states)
         else:
             assert isinstance(shape, PackedShape)  # a decoder's tokens do not halt
-            states = replay_halting(recordings, key, rule, shape.tokens, shape.positions, flat, compute)
-        if states is not None:
-            return [h[: len(positions)].clone() for h in states]
+            made = replay_halting(recordings, key, rule, shape.tokens, shape.positions, flat, compute, asked_for)
+        if made is not None:
+            return made
     shape = layout.exact(batch, positions)
-    return run(to_device(shape.flat(batch, positions, longest), model.device), shape)
+    return then(run(to_device(shape.flat(batch, positions, longest), model.device), shape))
 
 
 def _cast_once(run: Callable[..., list[Tensor]], *given: Any) -> list[Tensor]:

@@ -7,12 +7,14 @@ Everywhere else in `nn/` stands the equation, in plain torch. Here is what compu
 * a whole refinement step written out, forward and backward (`kernels/refinement`), in training.
 * attention over packed sequences, in one of four forms (`attention`).
 * logits over a vocabulary of an awkward size (`read_out`).
+* what a step of halting tokens does between its products, on a GPU in 16 bit (`kernels/live`).
 
 A module that somebody listens to or has replaced (a hook, an adapter) is called, never bypassed: `plain` says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -284,8 +286,6 @@ def attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
     if layout.past is not None:
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(-3))
         return causal_attention(q, k, v, layout.past, dropout, layout.watched).transpose(1, 2)
-    if layout.attend is not None:
-        return layout.attend(qkv)
     if layout.cu_seqlens is None:
         q, k, v = qkv.unbind(-3)
         return padded_attention(q, k, v, layout.keep, dropout)
@@ -349,3 +349,45 @@ def flash(q: Tensor, k: Tensor, v: Tensor, q_borders: Tensor, k_borders: Tensor,
     out = varlen_attn(q, k, v, q_borders, k_borders, q_longest, k_longest)
     assert isinstance(out, Tensor)
     return out
+
+
+# Tokens that halt -----------------------------------------------------------------------------------------------------
+
+
+def live_attention_takes(width: int, longest: int) -> bool:
+    from pnn.kernels import live
+
+    return live.takes(width, longest)
+
+
+def live_attention(q: Tensor, kv: Tensor, q_borders: Tensor, borders: Tensor, longest: int) -> Tensor:
+    """Of the few queries (n, heads, d_head) that are left of packed sequences, over all keys (N, 2, heads, d_head)."""
+    from pnn.kernels import live
+
+    return live.attend(q, kv, q_borders, borders, longest)
+
+
+def put_rows(rows: Tensor, places: Tensor, new: Tensor) -> Tensor:
+    """`rows`, which get these new ones where they lie; places behind the last row's are left out."""
+    from pnn.kernels import live
+
+    live.put(rows, places, new)
+    return rows
+
+
+def learned_settles(h: Tensor, places: Tensor | None, unit: Any, threshold: float) -> Tensor:
+    """Which tokens a learned unit lets go, as a mask over all rows of h: it looks at these places alone."""
+    from pnn.kernels import live
+
+    return live.settled(h, places, unit.weight, unit.bias, threshold)
+
+
+def live_tokens(
+    going: Tensor, stopped: Tensor, asked: Tensor, borders: Tensor, room: Callable[[Tensor], tuple[int, int]]
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """`nn/live.go_on`: both masks, then the numbers of both and the borders of the first. `room` says how many of each there
+    are numbers for, given how many there are."""
+    from pnn.kernels import live
+
+    found = live.count(going, stopped, asked, borders)
+    return found.live, found.beside, live.numbers(found, borders, room(found.ends[:, -1]))

@@ -25,8 +25,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from pnn.nn import fast
 from pnn.nn.gating import logit
-from pnn.nn.live import Live, Memory, Places, choose, only_sequences, plan_in_force, put, take
+from pnn.nn.live import Live, Memory, Places, exact_sizes, go_on, only_sequences, plan_in_force, put, take
 from pnn.nn.packing import Layout, only_at
 from pnn.schedule import period
 
@@ -212,8 +213,7 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
             taken = taken + live
         else:
             if last and at is not None and rule.criterion.measures:
-                live, beside = live & asked, beside | (live & ~asked)
-                chosen = choose(live, beside & places.in_use(live), places)
+                live, beside, chosen = go_on(live & asked, beside | (live & ~asked), asked, places)
             if len(chosen.here):
                 if refiner not in memories:
                     memories[refiner] = Memory(refiner, h, places)
@@ -227,16 +227,11 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
             if chosen is not None:  # a round ago: keys and values of the others are there
                 chosen = replace(chosen, beside=chosen.beside[:0])
             elif at is not None:
-                beside = live & ~asked & places.in_use(asked)
-                live = live & asked
-                chosen = choose(live, beside, places)
+                live, beside, chosen = go_on(live & asked, live & ~asked, asked, places)
         else:
             stop = live & _settled(rule, before, h, at, chosen, live)
             if chosen is not None or plan_in_force() is not None or bool(stop.any()):
-                going = live & ~stop
-                useful = places.in_use(going & asked)
-                live, beside = going & useful, live & ~going & useful
-                chosen = choose(live, beside, places)
+                live, beside, chosen = go_on(live & ~stop, stop, asked, places)
     if at is not None:
         states[-1] = only_at(h, at)
     return Refined(states, taken.view(size))
@@ -293,6 +288,8 @@ def _put(h: Tensor, rows: Tensor, new: Tensor) -> Tensor:
 def _settled(rule: Rule, before: Tensor, after: Tensor, at: Tensor | None, chosen: Live | None, live: Tensor) -> Tensor:
     """Whom the criterion lets go, as a mask over all tokens."""
     rows = at if rule.criterion.reads and at is not None else None if chosen is None else chosen.here
+    if type(rule.criterion) is Learned and not exact_sizes(after.device) and fast.for_kernels(after):
+        return fast.learned_settles(after.flatten(0, 1), rows, rule.criterion, rule.halt.threshold)
     was, now = (x.flatten(0, 1) if rows is None else take(x.flatten(0, 1), rows) for x in (before, after))
     with torch.no_grad():
         settled = rule.criterion.settled(rule.criterion.measure(was, now, rule.read), rule.halt.threshold)

@@ -71,6 +71,9 @@ class Places:
             return False
         return torch.equal(self.sequence[at], torch.arange(len(self.borders) - 1, device=at.device))
 
+    def whole_rotation(self) -> tuple[Tensor, Tensor] | None:
+        return None if self.rotation is None else (self.rotation[0][None], self.rotation[1][None])
+
     def rotation_at(self, tokens: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotation is None:
             return None
@@ -98,8 +101,8 @@ class Plan:
         self.sizes = sizes
         self.counts: list[Any] = []
 
-    def of(self, here: Tensor, beside: Tensor) -> tuple[int, int]:
-        counts = torch.stack((here.sum(), beside.sum()))
+    def of(self, counts: Tensor) -> tuple[int, int]:
+        """For so many live tokens and so many that have just stopped: (2,)."""
         if self.sizes is None:
             live, stopped = asked = counts.tolist()
             self.counts.append(asked)
@@ -134,13 +137,25 @@ def choose(here: Tensor, beside: Tensor, places: Places) -> Live:
         sequences = borders.diff().nonzero().squeeze(1)
         borders = torch.cat((borders[sequences], borders[-1:]))
         return Live(computed, kept, sequences, borders, int(borders.diff().max()) if len(sequences) else 0)
-    sizes = (_PLAN.get() or Plan()).of(here, beside)
+    sizes = (_PLAN.get() or Plan()).of(torch.stack((here.sum(), beside.sum())))
     computed, kept = (
         torch.nonzero_static(mask, size=size, fill_value=len(mask)).squeeze(1)
         for mask, size in zip((here, beside), sizes, strict=True)
     )
     borders = torch.searchsorted(computed, places.borders)
     return Live(computed, kept, torch.arange(len(borders) - 1, device=borders.device), borders, places.length)
+
+
+def go_on(going: Tensor, stopped: Tensor, asked: Tensor, places: Places) -> tuple[Tensor, Tensor, Live]:
+    """From masks over all tokens, of who would go on, who stops now and who is asked for: who is live, who has stopped, and
+    their numbers. Where nobody that goes on is asked for, the whole sequence is done."""
+    if places.packed and not exact_sizes(going.device) and fast.for_kernels(going):
+        live, beside, numbers = fast.live_tokens(going, stopped, asked, places.borders, (_PLAN.get() or Plan()).of)
+        sequences = torch.arange(len(places.borders) - 1, device=going.device)
+        return live, beside, Live(*numbers[:2], sequences, numbers[2], places.length)
+    useful = places.in_use(going & asked)
+    live, beside = going & useful, stopped & useful
+    return live, beside, choose(live, beside, places)
 
 
 def take(rows: Tensor, tokens: Tensor) -> Tensor:
@@ -152,6 +167,8 @@ def put(rows: Tensor, tokens: Tensor, new: Tensor) -> Tensor:
     """All rows, those of these tokens anew; what was computed in vain is left out."""
     if exact_sizes(rows.device):
         return rows.index_copy(0, tokens, new)
+    if fast.for_kernels(rows):
+        return fast.put_rows(rows.clone(), tokens, new)
     return with_spare(rows).index_copy_(0, tokens, new)[:-1]
 
 
@@ -176,12 +193,14 @@ def exact_sizes(device: torch.device) -> bool:
 
 
 class Memory:
-    """The keys and values of one refiner, of every token that was computed since somebody halted. Where flash attention goes by
-    the borders of packed sequences they lie as the tokens do, elsewhere in rows of one length, a sequence each."""
+    """The keys and values of one refiner, of every token that was computed since somebody halted. Where attention goes by the
+    borders of packed sequences they lie as the tokens do, elsewhere in rows of one length, a sequence each."""
 
     def __init__(self, refiner: Any, h: Tensor, places: Places):
         self.refiner, self.places = refiner, places
-        self.by_borders = places.packed and fast.for_kernels(h) and fast.flash_takes(refiner.attention.head_width)
+        width = refiner.attention.head_width
+        self.by_borders = places.packed and fast.for_kernels(h) and fast.flash_takes(width)
+        self.by_kernels = self.by_borders and not exact_sizes(h.device) and fast.live_attention_takes(width, places.length)
         self.sequences = torch.arange(len(places.borders) - 1, device=h.device)  # whose rows it holds
         self.rows: Tensor | None = None  # (tokens or sequences · length, 2, heads, d_head); on a GPU one more, to spare
 
@@ -191,20 +210,29 @@ class Memory:
 
     def step(self, h: Tensor, live: Live) -> Tensor:
         """The next states of the live tokens, from the states (N, d) of all."""
+        attention = self.refiner.attention
         self._leave_out(live.sequences)
-        if len(live.beside):
-            rest = Layout(rotation=self.places.rotation_at(live.beside))
-            kept = self.refiner.attention.keys_and_values(take(h, live.beside)[None], rest)
-            self._keep(live.beside, kept[0])
-        layout = Layout(rotation=self.places.rotation_at(live.here), attend=lambda qkv: self.attend(qkv[0], live)[None])
-        new: Tensor = self.refiner(take(h, live.here)[None], layout)[0]
+        here = take(h, live.here)[None]
+        if self.rows is None and self.by_kernels:
+            # everybody's in one product, where they lie: taking rows out and putting them back costs more than the few in vain
+            qkv = attention.projected(h[None], Layout(rotation=self.places.whole_rotation()))[0]
+            self.rows, q = qkv[:, 1:], take(qkv[:, 0], live.here)
+        else:
+            if len(live.beside):
+                rest = Layout(rotation=self.places.rotation_at(live.beside))
+                self._keep(live.beside, attention.keys_and_values(take(h, live.beside)[None], rest)[0])
+            qkv = attention.projected(here, Layout(rotation=self.places.rotation_at(live.here)))[0]
+            self._keep(live.here, qkv[:, 1:])
+            q = qkv[:, 0]
+        new: Tensor = self.refiner(here, Layout(context=self.attend(q, live).flatten(-2)[None]))[0]
         return new
 
-    def attend(self, qkv: Tensor, live: Live) -> Tensor:
-        """softmax(q kᵀ / √d_head) v of the live tokens, whose q, k and v these are: (n, 3, heads, d_head), without the 3."""
-        self._keep(live.here, qkv[:, 1:])
+    def attend(self, q: Tensor, live: Live) -> Tensor:
+        """softmax(q kᵀ / √d_head) v of the live tokens, whose queries these are: (n, heads, d_head)."""
         assert self.rows is not None
-        q, (k, v) = qkv[:, 0], self.rows[: self._count].unbind(1)
+        if self.by_kernels:
+            return fast.live_attention(q, self.rows, live.borders, self.places.borders, self.places.length)
+        k, v = self.rows[: self._count].unbind(1)
         if self.by_borders:  # what is computed in vain lies behind the last border: nothing is written there, it may be NaN
             borders = torch.searchsorted(live.here, self.places.borders)  # of all sequences, also those without a live token
             return fast.flash(q, k, v, borders.int(), self.places.borders.int(), live.longest, self.places.length)
@@ -226,6 +254,9 @@ class Memory:
 
     def _keep(self, tokens: Tensor, kv: Tensor) -> None:
         places, rows = self.places, tokens
+        if self.by_kernels and self.rows is not None:
+            self.rows = fast.put_rows(self.rows, tokens, kv)
+            return
         if not self.by_borders:  # the rows of sequences that nobody reads any more are gone
             sequence = take(places.sequence, tokens)
             gone = sequence - torch.searchsorted(self.sequences, sequence)

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -73,7 +72,6 @@ class Layout:
     rotation: tuple[Tensor, Tensor] | None = None  # cos and sin of rotary positions, where a model has them
     watched: list[Tensor] | None = None  # attention leaves its weights here, where somebody asked for them
     past: Past | None = None  # in a decoder, whose rows are padded by its mask and not by `keep`
-    attend: Callable[[Tensor], Tensor] | None = None  # in attention's stead, where other tokens' keys and values are kept
     context: Tensor | None = None  # what attention gives for these tokens, where that was computed before
 
     def at_step(self, step: int) -> Layout:
