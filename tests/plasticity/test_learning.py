@@ -12,9 +12,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pnn.errors import UserError
+from pnn.objectives import IGNORE
 from pnn.plasticity import FasterUpdates, Unit, WarmUp, grow, heads, learning, prune, warm_up_factor
 from pnn.plasticity.heads import head_map, stretches
 from pnn.plasticity.learning import learn
+from pnn.plasticity.teaching import Teacher
 from pnn.plasticity.units import gated, stretches_of, unit_map
 from pnn.training.recording import Recorder
 
@@ -262,12 +264,16 @@ class Again(Recorder):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
-@pytest.mark.parametrize("why_not", ["", "it fails", "no room", "a mask"])
-def test_recorded_updates_are_those_that_are_issued(built, texts, name, why_not, monkeypatch):
-    """Dropout, a warm-up that ends half-way and faster heads among it."""
+@pytest.mark.parametrize("lesson", [None, "logits", "states"])
+@pytest.mark.parametrize("why_not", ["", "it fails", "no room", "a mask", "no target"])
+def test_recorded_updates_are_those_that_are_issued(built, texts, name, lesson, why_not, monkeypatch):
+    """Dropout, a warm-up that ends half-way, faster heads and a teacher among it."""
     new, batches = [(1, 1)], [{"input_ids": batch["input_ids"]} for batch in texts(built(name))]
     if why_not == "a mask":
         batches[1] = texts(built(name))[1]
+    if why_not == "no target":  # at one place: a batch says so on the host, and a recorded pass with a teacher cannot ask
+        batches[1]["labels"] = batches[1]["input_ids"].clone()
+        batches[1]["labels"][1, 5] = IGNORE
     grown = grow(prune(built(name), [(0, 0), *new]), new, init="random")
     monkeypatch.setattr(learning, "Recorder", Again)
     monkeypatch.setattr(learning, "room_to_record", lambda: why_not != "no room")
@@ -277,14 +283,27 @@ def test_recorded_updates_are_those_that_are_issued(built, texts, name, why_not,
     for recorded in (False, True):
         monkeypatch.setattr(learning, "may_record", lambda model, recorded=recorded: recorded)
         model = copy.deepcopy(grown)
-        options = {"steps": 12, "peak_rate": 1e-2, "multiplier": 5.0, "seed": 0}
+        teacher = None if lesson is None else Teacher(built(name), lesson)
+        options = {"steps": 12, "peak_rate": 1e-2, "multiplier": 5.0, "seed": 0, "teacher": teacher}
         losses = [loss for _, loss in learn(model, new, lambda step: batches[step % 2], **options)]
         assert losses[-1] < losses[0]
         assert all(parameter.grad is None for parameter in model.parameters())
         found.append((losses, list(model.parameters())))
-    assert Again.replays == (0 if why_not else 6)  # six updates of warm-up, six without, the first three of each issued
+    replayed = not why_not or (why_not == "no target" and lesson is None)
+    assert Again.replays == (6 if replayed else 0)  # six updates of warm-up, six without, the first three of each issued
     assert found[0][0] == found[1][0]
     assert all(torch.equal(one, other) for one, other in zip(found[0][1], found[1][1], strict=True))
+
+
+def test_a_teacher_that_cannot_be_recorded_is_issued(built, texts, monkeypatch):
+    model, batch = built("gpt2"), texts(built("gpt2"))[0]["input_ids"]
+    monkeypatch.setattr(learning, "Recorder", Again)
+    monkeypatch.setattr(learning, "room_to_record", lambda: True)
+    monkeypatch.setattr(Again, "replays", 0)
+    monkeypatch.setattr(learning, "may_record", lambda one: one is not model)
+    options = {"steps": 5, "peak_rate": 1e-3, "multiplier": 1.0, "seed": 0, "teacher": Teacher(model)}
+    assert len(list(learn(prune(model, [(0, 0)]), [], lambda _: {"input_ids": batch}, **options))) == 5
+    assert Again.replays == 0
 
 
 # Errors ---------------------------------------------------------------------------------------------------------------

@@ -72,6 +72,29 @@ def test_states_are_what_the_head_reads_at_the_predicted_positions(model, texts)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("name", ["gpt2", "opt post-norm", "llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("lesson", ["logits", "states"])
+def test_whole_rows_need_not_be_asked_where_their_targets_are(name, lesson, built, monkeypatch):
+    """What a recorded pass computes, and what any batch takes: the same bits, without a question to the device."""
+    model, small = built(name), prune(built(name), [(0, 0), ("neuron", 1, 3)])
+    ids = torch.randint(0, 50, (3, 12), generator=torch.Generator().manual_seed(0))
+    teacher, batch = Teacher(model, lesson), {"input_ids": ids, "labels": ids}
+    asked = teacher.loss(small, batch | {"use_cache": False})
+    slopes = torch.autograd.grad(asked, list(small.parameters()))
+
+    def wait(*_):
+        raise AssertionError("a recorded pass would wait here")
+
+    with monkeypatch.context() as patch:
+        for name in ("nonzero", "item", "__bool__", "tolist"):
+            patch.setattr(torch.Tensor, name, wait)
+        found = teacher.loss(small, batch, whole_rows=True)
+    assert torch.equal(found, asked)
+    for one, other in zip(torch.autograd.grad(found, list(small.parameters())), slopes, strict=True):
+        assert torch.equal(one, other)
+    assert not any(module._forward_pre_hooks for one in (model, small) for module in one.modules())
+
+
 def test_no_target_is_no_loss(built, texts):
     model = built("gpt2")
     batch = prepared(model, texts(model)[0])

@@ -214,6 +214,12 @@ class Kept(DynamicCache):
         return keys, values
 
 
+def without_asking(config: Any) -> dict[str, Any]:
+    """What else to hand a decoder with whole rows, in a pass that is recorded: a cache that keeps nothing for long. Without
+    any, transformers would ask the device whether rows are packed, and mask them while it is recorded."""
+    return {"past_key_values": Kept(config), "use_cache": True}
+
+
 def _read(base: Any, known: Known, call: Call) -> tuple[Any, Tensor, Any] | None:
     """Whole rows: the kind of output, the last states, and each layer's keys and values if they are kept."""
     ids = call.ids
@@ -223,9 +229,9 @@ def _read(base: Any, known: Known, call: Call) -> tuple[Any, Tensor, Any] | None
         return None
 
     def run(flat: Tensor) -> tuple[Any, Tensor, Any]:
-        cache = Kept(base.config)  # without any, transformers would look for packed rows, and mask them while it is recorded
-        out = base.unrecorded_class.forward(base, input_ids=flat, past_key_values=cache, use_cache=True)
-        return type(out), out.last_hidden_state, cache.kept if call.keeps else None
+        unasked = without_asking(base.config)
+        out = base.unrecorded_class.forward(base, input_ids=flat, **unasked)
+        return type(out), out.last_hidden_state, unasked["past_key_values"].kept if call.keeps else None
 
     key = (tuple(ids.shape), call.keeps, products_in(ids.device, base.dtype))
     found: tuple[Any, Tensor, Any] | None = known.readings.replay(key, ids, run)

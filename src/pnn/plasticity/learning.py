@@ -17,8 +17,8 @@ The bias of W_o belongs to no head and learns at the common rate.
 The warm-up takes 100 updates, or half of them where there are fewer than 200: it is over before learning is. What is learnt is
 the text, or what a teacher predicts there (`teaching`).
 
-Updates are small, a few rows: a GPU computes them sooner than Python issues them. So the passes of decoders of transformers,
-whose rows have one length, are recorded (`Passes`).
+A GPU computes updates sooner than Python issues them. So the passes of decoders of transformers, whose rows have one length,
+are recorded (`Passes`); with a teacher its pass is part of the recording.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from pnn.config import TrainingConfig
 from pnn.errors import UserError
 from pnn.models.fused import fused
 from pnn.models.lean import leave_out_logits, with_logits_again
-from pnn.models.recorded import Kept, keeps_everything
+from pnn.models.recorded import keeps_everything, without_asking
 from pnn.models.registry import kind_of
 from pnn.nn.fast import kernels_compute
 from pnn.nn.recording import room_to_record, where_weights_lie
+from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import HEAD, NEURON, architecture_of
 from pnn.plasticity.measure import computing, precision_of
 from pnn.plasticity.scores import prepared
@@ -160,11 +161,14 @@ class FasterUpdates:
 
 class Passes:
     """Forward and backward passes of learning, with gradients in `.grad`. Recorded where `may_record` says so, after the first
-    few; all are issued where recording fails, or where a batch has more than rows of one length."""
+    few; all are issued where recording fails, or where a batch has more than rows of one length or, with a teacher, tokens that
+    are no targets: where these are would have to be asked of the device."""
 
     def __init__(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, teacher: Teacher | None):
         self.model, self.optimizer, self.teacher = model, optimizer, teacher
-        self.may_record = teacher is None and may_record(model)
+        self.may_record = may_record(model)
+        if teacher is not None:
+            self.may_record = self.may_record and teacher.model.device == model.device and may_record(teacher.model)
         self.recorder: Recorder | None = None
         self.hooked = False  # while it was recorded, for the warm-up
 
@@ -187,8 +191,9 @@ class Passes:
 
     def __call__(self, batch: dict[str, Any], seed_again: Callable[[], object]) -> Tensor:
         """The loss. Dropout follows from the update's number, also where recording it failed half-way."""
-        rows = {name: value for name, value in batch.items() if name != "use_cache"}
-        if self.recorder is not None and rows.keys() == {"input_ids", "labels"}:
+        ready = prepared(self.model, batch)
+        rows = {name: value for name, value in ready.items() if name != "use_cache"}
+        if self.recorder is not None and rows.keys() == {"input_ids", "labels"} and self._takes(batch):
             records = self.recorder.passes == PASSES_BEFORE_RECORDING
             if records and not room_to_record():
                 self._give_up()
@@ -202,21 +207,30 @@ class Passes:
                     seed_again()
         elif self.recorder is not None:
             self._give_up()
-        return self._of_anything(batch)
+        return self._of_anything(ready)
+
+    def _takes(self, batch: dict[str, Any]) -> bool:
+        """Asked of the batch before it is moved: on the host nobody waits. Without labels every token is its own, and the first
+        of a row is never a target."""
+        return self.teacher is None or "labels" not in batch or not bool((batch["labels"][:, 1:] == IGNORE).any())
 
     def _give_up(self) -> None:
         self.optimizer.zero_grad()
         self.recorder, self.may_record = None, False
 
     def _of_rows(self, rows: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """With a cache that keeps nothing for long: without one transformers asks the device whether rows are packed."""
-        return (self._of_anything({**rows, "past_key_values": Kept(self.model.config), "use_cache": True}),)
+        return (self._of_anything(rows, whole_rows=True),)
 
-    def _of_anything(self, batch: dict[str, Any]) -> Tensor:
+    def _of_anything(self, batch: dict[str, Any], whole_rows: bool = False) -> Tensor:
+        """`whole_rows`: nothing but these, and nothing inside may wait for the device."""
         models = (self.model,) if self.teacher is None else (self.model, self.teacher.model)
         with fused(*models):  # where activations are computed again in the backward pass, by the same classes
             with computing(self.model):
-                loss = self.model(**batch).loss if self.teacher is None else self.teacher.loss(self.model, batch)
+                if self.teacher is None:
+                    more = without_asking(self.model.config) if whole_rows else {}
+                    loss = self.model(**batch, **more).loss
+                else:
+                    loss = self.teacher.loss(self.model, batch, whole_rows)
             loss.backward()
         return loss.detach()
 
@@ -263,7 +277,7 @@ def learn(
                 seed_update = partial(seed_all, seed * 1_000_003 + first + step)
                 with torch.random.fork_rng([model.device] if on_gpu else []), passes.update(warming):
                     seed_update()
-                    loss = passes(prepared(model, batch_at(first + step)), seed_update)
+                    loss = passes(batch_at(first + step), seed_update)
                     step_down(model, moved_by, learning_rate(step, steps, plan))
                 if not math.isfinite(loss.item()):
                     raise UserError(f"the loss became {loss.item()} at update {step + 1}: a lower learning rate usually helps")

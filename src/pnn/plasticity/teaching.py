@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
 from pnn.memory import check_fits
+from pnn.models.recorded import without_asking
 from pnn.models.registry import kind_of
 from pnn.nn.fast import computed_in, for_kernels
 from pnn.objectives import IGNORE
@@ -40,11 +41,11 @@ class Teacher:
             raise UserError(f"there is no {lesson!r} to learn from a teacher{did_you_mean(lesson, LESSONS)}")
         self.model, self.lesson = model.eval(), lesson
 
-    def loss(self, student: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
+    def loss(self, student: PreTrainedModel, batch: dict[str, Any], whole_rows: bool = False) -> Tensor:
         """How far the student's predictions are from the teacher's, over the batch's targets."""
         with torch.no_grad():
-            wanted = states_before_head(self.model, batch)
-        h = states_before_head(student, batch)
+            wanted = states_before_head(self.model, batch, whole_rows)
+        h = states_before_head(student, batch, whole_rows)
         if len(h) == 0:
             return h.sum()
         loss = divergence(h, _head(student), wanted, _head(self.model))
@@ -66,16 +67,25 @@ def check_room(model: PreTrainedModel, smallest: float) -> None:
     )
 
 
-def states_before_head(model: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
-    """What the vocabulary matrix reads at the predicted positions, (targets, d). No logits are computed: the head is handed
-    no rows at all."""
+def states_before_head(model: PreTrainedModel, batch: dict[str, Any], whole_rows: bool = False) -> Tensor:
+    """What the vocabulary matrix reads at the predicted positions, (targets, d). `whole_rows`: the caller knows that a decoder
+    of transformers shall predict every token but the first of each row; then nothing is asked of the device, and the pass can
+    be recorded."""
     inputs, kind = dict(batch), kind_of(model)
     labels = inputs.pop("labels")
+    if whole_rows:
+        return _read_by_head(model, inputs | without_asking(model.config))[:, :-1].flatten(0, 1)
     if kind.causal:  # each token predicts the next
         labels = torch.cat((labels[:, 1:], labels.new_full((len(labels), 1), IGNORE)), dim=1)
     at = (labels.flatten() != IGNORE).nonzero().squeeze(1)
     if kind.ours and not kind.causal:
         inputs["logit_positions"] = at  # ours compute nothing else of the last step
+    h = _read_by_head(model, inputs).flatten(0, -2)
+    return h if "logit_positions" in inputs else h[at]
+
+
+def _read_by_head(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
+    """No logits are computed: the head is handed no rows at all."""
     seen: list[Tensor] = []
 
     def stop(module: nn.Module, args: tuple[Tensor]) -> Tensor:
@@ -87,8 +97,7 @@ def states_before_head(model: PreTrainedModel, batch: dict[str, Any]) -> Tensor:
         model(**inputs)
     finally:
         hook.remove()
-    h = seen[0].flatten(0, -2)
-    return h if "logit_positions" in inputs else h[at]
+    return seen[0]
 
 
 def _head(model: PreTrainedModel) -> nn.Linear:
