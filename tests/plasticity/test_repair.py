@@ -4,6 +4,7 @@ that look at the same matrices."""
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -80,6 +81,33 @@ def test_what_was_not_pruned_is_not_touched(built, texts):
     before, after = outputs(model), outputs(repaired)
     changed = [at for at in before if before[at].count != after[at].count or not before[at].weight.equal(after[at].weight)]
     assert changed == [("neuron", 1), ("head", 2), ("neuron", 2)]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "pnn", "pnn causal repeat"])
+def test_passes_in_16_bit_repair_as_well(name, built, texts, monkeypatch):
+    """As on a GPU: passes are rounded, what they read is multiplied and added up in fp32."""
+    module = sys.modules["pnn.plasticity.repair"]
+    model, gone = built(name), [*GONE, *(("neuron", 1, index) for index in range(10, 20))]
+    batches, small = texts(model, rows=24), prune(model, gone)
+    exact, seen = repair(small, model, batches), []
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "computing", lambda model: torch.autocast("cpu", torch.bfloat16))
+        patch.setattr(module, "applied", lambda part, x, plain=module.applied: seen.append(plain(part, x)) or seen[-1])
+        nearly = repair(small, model, batches)
+    assert {y.dtype for y in seen} == {torch.float32}
+    assert any(not torch.equal(y, y.bfloat16()) for y in seen)  # products were not rounded again
+    errors = [sum(output_errors(one, model, batches).values()) for one in (small, exact, nearly)]
+    assert errors[1] < 0.9 * errors[0]
+    assert errors[2] - errors[1] < 0.1 * (errors[0] - errors[1])
+
+
+def test_a_model_in_16_bit_is_repaired(built, texts):
+    model, batches = copy.deepcopy(built("gpt2")).bfloat16(), texts(built("gpt2"), rows=8)
+    small = prune(model, GONE)
+    repaired = repair(small, model, batches)
+    assert {parameter.dtype for parameter in repaired.parameters()} == {torch.bfloat16}
+    cut, mended = (sum(output_errors(one, model, batches).values()) for one in (small, repaired))
+    assert mended < cut
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------

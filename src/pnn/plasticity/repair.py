@@ -12,6 +12,9 @@ those that stayed it vanishes (to λ). Matrices are repaired from the first laye
 before it hand on, so errors do not add up. Where dimensions of the state are gone too, y is what it was in those that stayed.
 
     error of a matrix = ‖X̃ W' + b' − X W − b‖² / ‖X W + b‖²
+
+Every matrix needs a pass up to it, so passes are most of the work. On a GPU they compute in 16 bit, as learning does; what they
+read is multiplied and added up in fp32 and solved in fp64.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
+from pnn.models.fused import fused
 from pnn.plasticity.architectures import HEAD, NEURON, WIDTH, architecture_of
 from pnn.plasticity.matrices import Projection
+from pnn.plasticity.measure import computing
 from pnn.plasticity.scores import Batch, prepared, undisturbed
 from pnn.plasticity.units import unit_map
 
@@ -56,20 +61,24 @@ class _Enough(Exception):  # noqa: N818, nothing went wrong
 
 
 def listen(part: Projection, mask: Tensor | None, see: Callable[[Tensor], None]) -> Any:
-    """A hook: `see` gets what a projection reads, (tokens, columns), in every call of it, without padding."""
+    """A hook: `see` gets what a projection reads, (tokens, columns), in every call of it, without padding. In fp32 at least,
+    and so does it compute, whatever the pass computes in."""
 
     def hear(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         x = args[0].detach()
         padded = mask is not None and x.shape[:-1] == mask.shape
-        see(x[mask.bool()] if mask is not None and padded else x.flatten(0, -2))
+        x = x[mask.bool()] if mask is not None and padded else x.flatten(0, -2)
+        with torch.autocast(x.device.type, enabled=False):
+            see(x.float() if x.dtype.itemsize == 2 else x)
 
     return part.module.register_forward_pre_hook(hear)
 
 
 @torch.no_grad()
 def run(model: PreTrainedModel, batch: Mapping[str, Any]) -> None:
-    """A pass for those who listen: nobody asks for logits."""
-    model.base_model(**{key: value for key, value in batch.items() if key != "labels"})
+    """A pass for those who listen, as learning computes it: nobody asks for logits."""
+    with fused(model), computing(model):
+        model.base_model(**{key: value for key, value in batch.items() if key != "labels"})
 
 
 def _read(model: PreTrainedModel, part: Projection, batch: Mapping[str, Any], calls: int) -> list[Tensor]:
@@ -177,7 +186,7 @@ def _moments(pairs: Iterable[tuple[Tensor, Tensor]], part: Projection) -> tuple[
 
 
 def applied(part: Projection, x: Tensor) -> Tensor:
-    y, bias = x @ input_major(part), bias_of(part)
+    y, bias = x @ input_major(part).to(x.dtype), bias_of(part)
     return y if bias is None else y + bias.detach()
 
 
