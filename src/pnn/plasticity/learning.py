@@ -243,6 +243,21 @@ def may_record(model: PreTrainedModel) -> bool:
     return keeps_everything(model.config) and where_weights_lie(model.base_model) is not None
 
 
+def reading(x: Tensor) -> Callable[[], float]:
+    """Gives the number as soon as it is there. On a GPU nobody waits for what is issued in the meantime: while it computes the
+    optimiser's step, the host is about the next update already."""
+    if x.device.type != "cuda":
+        return partial(float, x)
+    on_host = x.to("cpu", non_blocking=True)
+    there = torch.cuda.current_stream(x.device).record_event()
+
+    def read() -> float:
+        there.synchronize()
+        return float(on_host)
+
+    return read
+
+
 def learn(
     model: PreTrainedModel,
     new: Iterable[Any],
@@ -277,11 +292,12 @@ def learn(
                 seed_update = partial(seed_all, seed * 1_000_003 + first + step)
                 with torch.random.fork_rng([model.device] if on_gpu else []), passes.update(warming):
                     seed_update()
-                    loss = passes(batch_at(first + step), seed_update)
+                    read_loss = reading(passes(batch_at(first + step), seed_update))
                     step_down(model, moved_by, learning_rate(step, steps, plan))
-                if not math.isfinite(loss.item()):
-                    raise UserError(f"the loss became {loss.item()} at update {step + 1}: a lower learning rate usually helps")
-                yield step + 1, loss.item()
+                loss = read_loss()
+                if not math.isfinite(loss):
+                    raise UserError(f"the loss became {loss} at update {step + 1}: a lower learning rate usually helps")
+                yield step + 1, loss
     finally:
         faster.remove()
         moved_by.zero_grad()  # gradients of recorded passes lie in the memory of their graph

@@ -315,12 +315,19 @@ def _some_targets(total: int) -> None:
 def prepared(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
     """A batch on the model's device. A causal model's labels are its inputs, and it needs no cache."""
     given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
-    ready = {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in given.items()}
+    ready = {key: moved(value, model.device) if isinstance(value, Tensor) else value for key, value in given.items()}
     if kind_of(model).causal:
         ready.setdefault("use_cache", False)
         if "labels" not in ready and model.get_output_embeddings() is not None:
             ready["labels"] = _own_labels(ready["input_ids"], ready.get("attention_mask"))
     return ready
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """On this device. From the host's ordinary memory torch waits until a GPU has done all that was issued, from pinned memory
+    it does not."""
+    from_host = x.device.type == "cpu" and device.type == "cuda"
+    return x.contiguous().pin_memory().to(device, non_blocking=True) if from_host else x.to(device)
 
 
 def _own_labels(ids: Tensor, mask: Tensor | None) -> Tensor:
