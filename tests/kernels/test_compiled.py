@@ -81,7 +81,9 @@ for count, taps in ((1, 1), (4, 1), (4, 4)):
 rows = {"labels": "*i64", "row_weights": "*fp32", "losses": "*fp32", "logits": "*bf16"}
 build(cross_entropy._losses_and_gradients, 8, {"stride": 30592, "vocabulary": 30522, "block": 2048}, **rows)
 shape = {"stride": 30592, "vocabulary": 30522, "block": 2048}
-build(divergence.divergences, 8, shape, logits="*bf16", wanted="*bf16", losses="*fp32", scale="fp32")
+rows = {"logits": "*bf16", "wanted": "*bf16", "told": "*i64", "losses": "*fp32", "scale": "fp32"}
+for has_told in (False, True):
+    build(divergence.divergences, 8, {**shape, "has_told": has_told}, **rows)
 floats = {"x": "*fp32", "weight": "*fp32", "inverses": "*fp32", "grad_x": "*fp32", "shares": "*fp32", "": "*bf16"}
 for kernel, constants in ((llama.norm_forward, {}), (llama.norm_backward, {"each": llama.ROWS})):
     build(kernel, 4, {"width": 576, "block": 1024, **constants}, **scalars, **floats)
@@ -108,6 +110,6 @@ def test_every_kernel_compiles_and_fits():
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert len(built) == 37 * len(SHARED)
+    assert len(built) == 38 * len(SHARED)
     for capability, *name, shared in built:
         assert int(shared) <= SHARED[int(capability)] * 1024, (capability, *name)

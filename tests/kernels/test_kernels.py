@@ -354,7 +354,8 @@ def test_rotate(dtype, heads, angles):
 @every_type
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("vocabulary", [40, 256, 300])
-def test_linear_divergence(dtype, has_bias, vocabulary, monkeypatch):
+@pytest.mark.parametrize("has_told", [False, True])
+def test_linear_divergence(dtype, has_bias, vocabulary, has_told, monkeypatch):
     """In several chunks, of models of different widths. In 16 bit logits are rounded, the more the larger they are."""
     monkeypatch.setattr(divergence, "CHUNK_BYTES", 5 * vocabulary * dtype.itemsize)
     rows, width, wider = 13, 16, 24
@@ -366,14 +367,17 @@ def test_linear_divergence(dtype, has_bias, vocabulary, monkeypatch):
     weight.requires_grad_()
     bias = (most * torch.rand(vocabulary, device=DEVICE, dtype=dtype)).requires_grad_() if has_bias else None
     offsets = None if bias is None else bias.detach()
+    labels = torch.arange(rows, device=DEVICE) * (vocabulary - 1) // (rows - 1)  # the first column, the last, some between
+    told = labels.masked_fill(labels % 2 == 1, -1) if has_told else None
 
     def plain(h, weight, *bias):
         q = F.log_softmax(h @ weight.T + sum(bias), -1)
         p = F.log_softmax(wanted.double() @ matrix.double().T + (0 if offsets is None else offsets.double()), -1)
-        return F.kl_div(q, p, reduction="sum", log_target=True) / rows
+        losses = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+        return (losses if told is None else torch.where(told < 0, losses, F.nll_loss(q, labels, reduction="none"))).mean()
 
     def fast(h, weight, *bias):
-        return divergence.linear_divergence(h, weight, bias[0] if bias else None, wanted, matrix, offsets, dtype)
+        return divergence.linear_divergence(h, weight, bias[0] if bias else None, wanted, matrix, offsets, dtype, told)
 
     both(fast, plain, [h, weight, *([] if bias is None else [bias])], dtype)
 

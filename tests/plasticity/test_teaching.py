@@ -27,7 +27,8 @@ TAUGHT = CycleSettings(**{**vars(SHORT), "learn_steps": 4, "evaluate_every": 2, 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rows_at_once", [1, 3, 100])
-def test_chunks_give_the_plain_divergence_and_its_gradients(bias, rows_at_once, monkeypatch):
+@pytest.mark.parametrize("told", [None, [12, -1, -1, 0, 5, -1, 3]])
+def test_chunks_give_the_plain_divergence_and_its_gradients(bias, rows_at_once, told, monkeypatch):
     vocabulary, count = 13, 7
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * vocabulary * rows_at_once)
     torch.manual_seed(0)
@@ -36,14 +37,23 @@ def test_chunks_give_the_plain_divergence_and_its_gradients(bias, rows_at_once, 
     parameters = [h, *head.parameters()]
     with torch.no_grad():
         logits = wanted_head(wanted)
-    plain = plain_divergence(head(h), logits)
-    chunked = divergence(h, head, wanted, wanted_head)
+    told = None if told is None else torch.tensor(told)
+    plain = plain_divergence(head(h), logits, told)
+    chunked = divergence(h, head, wanted, wanted_head, told)
     assert float(plain.detach()) > 0.1
     assert torch.allclose(chunked, plain, atol=1e-12)
     for one, other in zip(
         torch.autograd.grad(3 * chunked, parameters), torch.autograd.grad(3 * plain, parameters), strict=True
     ):
         assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_what_the_text_tells_is_learnt_from_it_and_all_else_from_the_teacher():
+    torch.manual_seed(0)
+    logits, wanted, told = torch.randn(3, 5), torch.randn(3, 5), torch.tensor([-1, 4, -1])
+    text = -logits[1].log_softmax(-1)[4]
+    teacher = 2 * plain_divergence(logits[[0, 2]], wanted[[0, 2]])
+    assert float(plain_divergence(logits, wanted, told)) == pytest.approx(float(text + teacher) / 3, rel=1e-6)
 
 
 def test_in_16_bit_it_is_the_same_to_rounding():

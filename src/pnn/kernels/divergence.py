@@ -2,6 +2,8 @@
 
 A chunk's logits of both, in 16 bit, are read twice: once for the sums of their exponentials, once for the divergence and its
 gradient, which replaces the model's logits. So no logits are ever held in fp32, and the backward pass has only to scale.
+
+Rows may be told instead, by a label: there the teacher's probability of it counts as 1, and the loss is −log softmax of it.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ def _log_sum(base, vocabulary: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def divergences(
-    logits, wanted, losses, scale, stride: tl.constexpr, vocabulary: tl.constexpr, block: tl.constexpr
+    logits, wanted, told, losses, scale,
+    stride: tl.constexpr, vocabulary: tl.constexpr, block: tl.constexpr, has_told: tl.constexpr,
 ):  # fmt: skip
-    """One row: its divergence, and its logits replaced by their gradient, times `scale`. Padding columns get zero."""
+    """One row: its divergence, and its logits replaced by their gradient, times `scale`. Padding columns get zero. `told` is
+    read where `has_told`: a label, or a number below zero where the teacher is asked."""
     row = tl.program_id(0).to(tl.int64)
     of_model, of_teacher = logits + row * stride, wanted + row * stride
     log_sum = _log_sum(of_model, vocabulary, block)
@@ -47,6 +51,10 @@ def divergences(
         log_q = _scores(of_model, at, vocabulary) - log_sum
         log_p = _scores(of_teacher, at, vocabulary) - teachers
         p = tl.exp2(log_p)
+        if has_told:
+            label = tl.load(told + row)
+            p = tl.where(label < 0, p, tl.where(at == label, 1.0, 0.0))
+            log_p = tl.where(label < 0, log_p, 0.0)  # of the label; of others it is multiplied by zero
         found += tl.where(at < vocabulary, p * (log_p - log_q), 0.0)
         gradient = tl.where(at < vocabulary, (tl.exp2(log_q) - p) * scale, 0.0)
         tl.store(of_model + at, gradient.to(logits.dtype.element_ty), mask=at < stride)
@@ -57,7 +65,7 @@ class _LinearDivergence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, wanted_weight: Tensor,
-        wanted_bias: Tensor | None, dtype: torch.dtype, chunk: int,
+        wanted_bias: Tensor | None, dtype: torch.dtype, told: Tensor | None, chunk: int,
     ) -> Tensor:  # fmt: skip
         rows, vocabulary = len(h), len(weight)
         padded = triton.cdiv(vocabulary, ROW_MULTIPLE) * ROW_MULTIPLE
@@ -74,7 +82,8 @@ class _LinearDivergence(torch.autograd.Function):
             logits = torch.addmm(offsets, part, matrix.t(), out=buffers[0][: len(part)])
             theirs = torch.addmm(teachings, target, teaching.t(), out=buffers[1][: len(part)])
             shape = {"stride": padded, "vocabulary": vocabulary, "block": 2048, "num_warps": 8}
-            divergences[(len(part),)](logits, theirs, losses[first:], 1 / rows, **shape)
+            labels = losses if told is None else told[first:]
+            divergences[(len(part),)](logits, theirs, labels, losses[first:], 1 / rows, **shape, has_told=told is not None)
             torch.mm(logits, matrix, out=grad_h[first : first + chunk])
             if learns:
                 _add_product(grad_matrix, logits, part)
@@ -87,7 +96,7 @@ class _LinearDivergence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         pairs = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        return (*(None if dtype is None else (one * grad).to(dtype) for one, dtype in pairs), *[None] * 5)
+        return (*(None if dtype is None else (one * grad).to(dtype) for one, dtype in pairs), *[None] * 6)
 
 
 def _filled(weight: Tensor, bias: Tensor | None, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -101,10 +110,11 @@ def _filled(weight: Tensor, bias: Tensor | None, rows: int, dtype: torch.dtype) 
 
 def linear_divergence(
     h: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, wanted_weight: Tensor, wanted_bias: Tensor | None,
-    dtype: torch.dtype,
+    dtype: torch.dtype, told: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """h: (rows, d), wanted: (rows, d of the teacher), with the matrices that read them → the mean divergence of the rows. Only
-    the model's own get gradients. Products are computed in `dtype`."""
+    the model's own get gradients. Products are computed in `dtype`. told: (rows,), labels of rows that learn these instead, −1
+    for others."""
     chunk = max(1, CHUNK_BYTES // (len(weight) * dtype.itemsize))
-    out: Tensor = _LinearDivergence.apply(h, weight, bias, wanted, wanted_weight, wanted_bias, dtype, chunk)
+    out: Tensor = _LinearDivergence.apply(h, weight, bias, wanted, wanted_weight, wanted_bias, dtype, told, chunk)
     return out

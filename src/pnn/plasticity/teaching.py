@@ -6,6 +6,10 @@
 A token of text says which word came; the teacher's distribution says how likely every word was. Its temperature is 1. Of a PNN
 the last step is taught.
 
+Where the text has pieces of a token that went (`vocabulary`), a teacher who never wrote it so is not asked: there p_n is 1 for
+what the text has, and the row's loss −log q_n of it. In expectation that is the teacher's distribution over all tokens, with
+what it gives those that went moved to their first pieces.
+
 The logits of a batch are many times its states, and the divergence needs two sets of them. So rows are taken in chunks: for
 each the logits of both are computed, the divergence, and at once the gradients of the states, the vocabulary matrix and its
 bias, which are kept in the logits' stead. The backward pass multiplies them by the incoming gradient. The products are those of
@@ -27,6 +31,7 @@ from pnn.models.recorded import without_asking
 from pnn.models.registry import kind_of
 from pnn.nn.fast import computed_in, for_kernels
 from pnn.objectives import IGNORE
+from pnn.plasticity.text import NOT_TOLD
 
 LESSONS = ("logits", "states")  # what is learnt of a teacher
 CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}  # of one model's logits in fp32
@@ -42,15 +47,19 @@ class Teacher:
         self.model, self.lesson = model.eval(), lesson
 
     def loss(self, student: PreTrainedModel, batch: dict[str, Any], whole_rows: bool = False) -> Tensor:
-        """How far the student's predictions are from the teacher's, over the batch's targets."""
+        """How far the student's predictions are from the teacher's, over the batch's targets; from the text, where `told` has
+        a label (`Text.for_update`)."""
+        inputs = {name: value for name, value in batch.items() if name != "told"}
+        told = told_targets(batch["told"]) if "told" in batch else None
         with torch.no_grad():
-            wanted = states_before_head(self.model, batch, whole_rows)
-        h = states_before_head(student, batch, whole_rows)
+            wanted = states_before_head(self.model, inputs, whole_rows)
+        h = states_before_head(student, inputs, whole_rows)
         if len(h) == 0:
             return h.sum()
-        loss = divergence(h, _head(student), wanted, _head(self.model))
+        loss = divergence(h, _head(student), wanted, _head(self.model), told)
         if self.lesson == "states":
-            loss = loss + (h.float() - wanted.float()).square().sum() / wanted.float().square().sum()
+            asked = 1.0 if told is None else (told == NOT_TOLD)[:, None].float()
+            loss = loss + (asked * (h.float() - wanted.float()).square()).sum() / (asked * wanted.float().square()).sum()
         return loss
 
 
@@ -100,24 +109,37 @@ def _read_by_head(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
     return seen[0]
 
 
+def told_targets(told: Tensor) -> Tensor:
+    """For each of `states_before_head` what the text tells of the next token. Only rows of running text lose tokens, and all of
+    their tokens are labels: nothing has to be looked for on the device."""
+    return told[:, 1:].flatten()
+
+
 def _head(model: PreTrainedModel) -> nn.Linear:
     head = model.get_output_embeddings()
     assert isinstance(head, nn.Linear)
     return head
 
 
-def plain_divergence(logits: Tensor, wanted: Tensor) -> Tensor:
-    """1/N Σ KL(softmax(wanted) ‖ softmax(logits)) of all rows at once."""
-    return F.kl_div(_log_softmax(logits), _log_softmax(wanted), reduction="sum", log_target=True) / len(logits)
+def plain_divergence(logits: Tensor, wanted: Tensor, told: Tensor | None = None) -> Tensor:
+    """1/N Σ KL(softmax(wanted) ‖ softmax(logits)) of all rows at once; −log softmax(logits) of the label in rows that have one
+    in `told`, which is NOT_TOLD elsewhere."""
+    log_q, log_p = _log_softmax(logits), _log_softmax(wanted)
+    if told is None:
+        return F.kl_div(log_q, log_p, reduction="sum", log_target=True) / len(logits)
+    asked = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+    text = F.nll_loss(log_q, told, ignore_index=NOT_TOLD, reduction="none")
+    return torch.where(told == NOT_TOLD, asked, text).mean()
 
 
-def divergence(h: Tensor, head: nn.Linear, wanted: Tensor, wanted_head: nn.Linear) -> Tensor:
+def divergence(h: Tensor, head: nn.Linear, wanted: Tensor, wanted_head: nn.Linear, told: Tensor | None = None) -> Tensor:
     """The same from states (N, d) and vocabulary matrices, the logits of a chunk of rows at a time."""
+    matrices = (h, head.weight, head.bias, wanted, wanted_head.weight, wanted_head.bias)
     if for_kernels(h):
         from pnn.kernels.divergence import linear_divergence
 
-        return linear_divergence(h, head.weight, head.bias, wanted, wanted_head.weight, wanted_head.bias, computed_in(h))
-    return _Divergence.apply(h, head.weight, head.bias, wanted, wanted_head.weight, wanted_head.bias)
+        return linear_divergence(*matrices, computed_in(h), told)
+    return _Divergence.apply(*matrices, told)
 
 
 class _Divergence(torch.autograd.Function):
@@ -130,6 +152,7 @@ class _Divergence(torch.autograd.Function):
         wanted: Tensor,
         wanted_weight: Tensor,
         wanted_bias: Tensor | None,
+        told: Tensor | None,
     ) -> Tensor:
         product = computed_in(h)
         rows = max(1, CHUNK_BYTES.get(h.device.type, CHUNK_BYTES["cpu"]) // (4 * len(weight)))
@@ -138,10 +161,15 @@ class _Divergence(torch.autograd.Function):
         slopes: list[Tensor] = []
         of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         of_bias = None if bias is None else torch.zeros_like(bias)
+        labels = iter(() if told is None else told.split(rows))
         for part, target in zip(h.to(product).split(rows), wanted.to(product).split(rows), strict=True):
             log_q = _log_softmax(part @ matrix.T, bias)
             log_p = _log_softmax(target @ teaching.T, wanted_bias)
             p = log_p.exp()
+            if (label := next(labels, None)) is not None:
+                tells = (label != NOT_TOLD)[:, None]
+                p = torch.where(tells, torch.zeros_like(p).scatter_(1, label.clamp(min=0)[:, None], 1.0), p)
+                log_p = log_p.masked_fill_(tells, 0.0)  # of the label; of others it is multiplied by zero
             total += log_p.sub_(log_q).mul_(p).sum(dtype=torch.float64)
             slope = log_q.exp_().sub_(p).div_(len(h))  # ∂L/∂logits
             if of_bias is not None:
@@ -155,7 +183,7 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(None if one is None else grad.to(one.dtype) * one for one in ctx.saved_tensors), None, None, None)
+        return (*(None if one is None else grad.to(one.dtype) * one for one in ctx.saved_tensors), *[None] * 4)
 
 
 def _log_softmax(logits: Tensor, bias: Tensor | None = None) -> Tensor:

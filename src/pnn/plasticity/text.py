@@ -31,6 +31,7 @@ from pnn.objectives import IGNORE
 
 LONGEST_ROW = 128  # unless asked otherwise: the source's length, and a small model's cycle then takes minutes on a CPU
 SHORTEST_ROW = 8
+NOT_TOLD = -1  # a label that a teacher is asked for
 MASKED = 0.15  # share of an encoder's tokens that are predicted
 COUNTED_AT_ONCE = 4096  # rows
 FEWEST_ROWS = 4  # two to learn from, two to measure on
@@ -40,7 +41,10 @@ FEWEST_ROWS = 4  # two to learn from, two to measure on
 class Text:
     """`train` and `held_out` are (rows, length). `special` is what masking has to know: for encoders, and only for them.
     `padding` is the token behind the end of short rows, if there are any. The sources are names, for the record. `seen`: how
-    often each token occurs in all the text that could be learnt from, of which `train` may be a sample; if it was counted."""
+    often each token occurs in all the text that could be learnt from, of which `train` may be a sample; if it was counted.
+
+    Of a decoder's text whose vocabulary lost tokens that it has (`vocabulary`): `pieces`, where rows of `train` have pieces of
+    such tokens, and `ends`, where a token of the whole vocabulary ends in `held_out`."""
 
     train: Tensor
     held_out: Tensor
@@ -49,6 +53,8 @@ class Text:
     padding: int | None = None
     held_out_source: str = ""
     seen: Tensor | None = None
+    pieces: Tensor | None = None
+    ends: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, rows in (("learn from", self.train), ("measure on", self.held_out)):
@@ -74,13 +80,28 @@ class Text:
             yield self.inputs(part)
 
     def for_update(self, step: int, size: int, seed: int) -> dict[str, Tensor]:
-        """The batch of an update, counted from 0 over all rounds: the shuffled rows of epoch after epoch."""
+        """The batch of an update, counted from 0 over all rounds: the shuffled rows of epoch after epoch. `told`, for teachers:
+        the labels that the text itself has to tell, NOT_TOLD elsewhere."""
         places = np.arange(step * size, (step + 1) * size)
-        rows = [
-            shuffled(len(self.train), seed, int(epoch))[at] for epoch, at in zip(*divmod(places, len(self.train)), strict=True)
-        ]
+        rows = torch.tensor(
+            [
+                shuffled(len(self.train), seed, int(epoch))[at]
+                for epoch, at in zip(*divmod(places, len(self.train)), strict=True)
+            ]
+        )
         # copies row by row; indexing would copy number by number, on several threads, which takes milliseconds on busy cores
-        return self.inputs(self.train.index_select(0, torch.tensor(rows)), torch.from_numpy(places), seed)
+        batch = self.inputs(self.train.index_select(0, rows), torch.from_numpy(places), seed)
+        if self.pieces is not None:
+            batch["told"] = batch["labels"].masked_fill(~self.pieces.index_select(0, rows), NOT_TOLD)
+        return batch
+
+    def measured(self) -> tuple[Tensor, Tensor] | None:
+        """Where each held-out row is measured, and of how many tokens of the whole vocabulary that is the loss: of those that
+        are there in full, but for the first, which nothing comes before. None: everywhere, and of its own tokens."""
+        if self.ends is None:
+            return None
+        before, total = self.ends.cumsum(1) - self.ends.long(), self.ends.sum(1)
+        return (before > 0) & (before < total[:, None]), total - 1
 
     def sample(self, count: int, seed: int, round_: int) -> Tensor:
         """Rows to score heads on, others in every round."""
@@ -89,7 +110,8 @@ class Text:
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
-        for rows in (self.train, self.held_out, *(() if self.seen is None else (self.seen,))):
+        more = (one for one in (self.seen, self.pieces, self.ends) if one is not None)
+        for rows in (self.train, self.held_out, *more):
             digest.update(repr(tuple(rows.shape)).encode())
             digest.update(rows.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
