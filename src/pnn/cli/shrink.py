@@ -21,7 +21,8 @@ def shrink(
     kinds: Annotated[
         str,
         typer.Option(
-            help="What may go: heads, neurons, layers, width (Llama, Mistral and Qwen2), and tokens that --data never has."
+            help="What may go: heads, neurons, layers, width (Llama, Mistral and Qwen2), and tokens that --data rarely or "
+            "never has."
         ),
     ] = "heads,neurons,layers",
     by: Annotated[

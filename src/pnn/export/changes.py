@@ -74,9 +74,10 @@ class Changes:
         ]
         before, after = (self.shrunk[stage]["units"].get(TOKEN) for stage in ("before", "after"))
         if before != after:
-            said.append(
-                f"{before - after:,} tokens that this text never had are gone: other text takes more tokens than before."
-            )
+            rare = self.shrunk.get("rare_tokens", 0)
+            whose = f"({rare:,} that this text rarely has, others that it never has)" if rare else "that this text never had"
+            which = "this and other text takes" if rare else "other text takes"
+            said.append(f"{before - after:,} tokens {whose} are gone: {which} more tokens than before.")
         return said
 
 
@@ -97,7 +98,8 @@ def _said(change: dict[str, Any]) -> str:
         lost = [f"{before[kind] - after[kind]:,} of {before[kind]:,} {kind}s" for kind in gone]
         text = f"{per_cent(summary['fewer_parameters'])} of the parameters pruned ({', '.join(lost)})"
         if gone == [TOKEN]:
-            return f"{text}, which `{public(change['data'])}` never has"
+            seldom = "rarely or never" if summary.get("rare_tokens") else "never"
+            return f"{text}, which `{public(change['data'])}` {seldom} has"
     elif "pruned" in change:
         text = f"{len(change['pruned'])} of {change['heads_before']} attention heads pruned"
     else:

@@ -1,6 +1,7 @@
 """What a model is worth and what it costs, in numbers that a reorganised model can be compared by.
 
-    loss          nats a predicted token, over all targets of all held-out rows; perplexity = exp(loss)
+    loss          nats a predicted token, over all targets of all held-out rows; perplexity = exp(loss). Where tokens went, nats
+                  a token of the whole vocabulary, whose pieces' nats are added up
     head map      which heads each layer has
     parameters    of the whole model, and of its attention (queries, keys, values, output)
     FLOPs         a token, forward: 2 · (matrix parameters that it passes) + 4 · (tokens it attends to) · (width of the heads)
@@ -64,12 +65,15 @@ def computing(model: PreTrainedModel) -> torch.autocast:
 
 @torch.no_grad()
 def held_out_nats(model: PreTrainedModel, text: Text) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The loss of each held-out row, summed over its targets, and how many targets it has."""
-    nats, targets = [], []
+    """The loss of each held-out row, summed over its targets, and how many targets it has: where tokens went, of the whole
+    vocabulary."""
+    nats, targets, measured = [], [], text.measured()
     with undisturbed(model), computing(model), padded_vocabulary(model):
         rows = max(1, BATCH_TOKENS.get(model.device.type, 4096) // text.held_out.shape[1])
-        for batch in text.batches(text.held_out, rows):
+        for first, batch in zip(range(0, len(text.held_out), rows), text.batches(text.held_out, rows), strict=True):
             labels = batch.pop("labels")
+            if measured is not None:
+                labels = labels.masked_fill(~measured[0][first : first + rows], IGNORE)
             logits = model(**prepared(model, batch | {"labels": None})).logits[..., : model.config.vocab_size]
             wanted = labels.to(logits.device)
             if kind_of(model).causal:
@@ -77,7 +81,8 @@ def held_out_nats(model: PreTrainedModel, text: Text) -> tuple[NDArray[np.float6
             for row, answer in zip(logits, wanted, strict=True):  # one row in fp32 at a time
                 nats.append(F.cross_entropy(row.float(), answer, ignore_index=IGNORE, reduction="sum"))
                 targets.append((answer != IGNORE).sum())
-    return torch.stack(nats).double().cpu().numpy(), torch.stack(targets).double().cpu().numpy()
+    counts = torch.stack(targets) if measured is None else measured[1]
+    return torch.stack(nats).double().cpu().numpy(), counts.double().cpu().numpy()
 
 
 def held_out_loss(model: PreTrainedModel, text: Text) -> dict[str, Any]:

@@ -64,10 +64,17 @@ def learn_round(
 ) -> Iterator[tuple[int, float, dict[str, Any] | None]]:
     """Train the model in place. After each update: how many are done, the loss of its batch, and from time to time and at the
     end the held-out loss. `original` teaches, if the plan says so."""
+
+    def batch_at(step: int) -> dict[str, Tensor]:
+        batch = text.for_update(step, plan.batch_rows, plan.seed)
+        if plan.teacher == "none":
+            batch.pop("told", None)  # the text tells all
+        return batch
+
     updates = learn(
         model,
         new,
-        lambda step: text.for_update(step, plan.batch_rows, plan.seed),
+        batch_at,
         steps=plan.learn_steps,
         peak_rate=plan.learning_rate,
         multiplier=plan.multiplier,

@@ -9,7 +9,6 @@ recorded, so that going on after a kill does not measure it again.
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +36,7 @@ from pnn.plasticity.teaching import check_room
 from pnn.plasticity.text import Text
 from pnn.plasticity.unit_scores import OF_MATRICES, UNIT_METHODS, score_units
 from pnn.plasticity.units import Unit, unit_map
-from pnn.plasticity.vocabulary import TOKEN, Trimmed, check_tokens, trim, with_tokens
+from pnn.plasticity.vocabulary import RARE, TOKEN, Trimmed, check_tokens, trim, with_tokens
 from pnn.progress import Bars, say
 from pnn.training.optim import block_matrices
 
@@ -103,7 +102,7 @@ class ShrinkSettings:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Kinds that are scored: all but tokens, which cost this text nothing where they may go."""
+        """Kinds that are scored: all but tokens, which cost this text next to nothing where they may go."""
         return tuple(kind for kind in self.kinds if kind != TOKEN)
 
     def as_json(self) -> Record:
@@ -189,12 +188,17 @@ def shrink(
                 found = measure(now, whole.text)
                 lost = Counter(unit.kind for unit in gone)
                 lost[TOKEN] = original.config.vocab_size - now.config.vocab_size
-                tokens = {} if whole.kept is None else {"tokens": as_ranges(whole.kept), "recut_rows": whole.recut}
+                tokens = {}
+                if whole.kept is not None:
+                    tokens = {"tokens": as_ranges(whole.kept), "recut_rows": whole.recut, "rare_tokens": whole.rare}
                 journal.record("pruning", pruned=dict(+lost), **found, **tokens, units=_counts(now, settings))
                 what = ", ".join(so_many(lost[kind], kind) for kind in MAY_GO if lost[kind])
                 tell(f"pruned {what}: {found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
                 if whole.recut:
-                    tell(f"{whole.recut:,} of {found['rows']:,} held-out rows have such tokens: they are measured in pieces")
+                    tell(
+                        f"{whole.recut:,} of {found['rows']:,} held-out rows have such tokens, measured in pieces: loss per "
+                        "token of the whole vocabulary"
+                    )
             else:
                 if not {*journal.newest("pruning")["pruned"]} - {TOKEN}:  # it is its teacher still
                     plan = replace(plan, teacher="none")
@@ -217,15 +221,16 @@ def shrink(
 
 
 def _without_spare_tokens(given: Trimmed, settings: ShrinkSettings, total: int, journal: Journal) -> Trimmed:
-    """What is pruned and what teaches: all but tokens that nobody misses. Which these are hangs on sums of probabilities, so
-    whoever goes on after a kill asks the journal."""
+    """What is pruned and what teaches: all but tokens that hardly anybody misses. Which these are hangs on sums of
+    probabilities, so whoever goes on after a kill asks the journal. Rare ones stay where a speed is asked for: in pieces there
+    is more to read."""
     if TOKEN not in settings.kinds:
         return given
     pruning = next((record for record in journal.records if record.get("phase") == "pruning"), None)
     if pruning is not None:
         assert given.tokenizer is not None
         return with_tokens(given.model, given.tokenizer, given.text, of_ranges(pruning["tokens"]))
-    return trim(*given[:3], math.inf if settings.fewer is None else settings.fewer * total)
+    return trim(*given[:3]) if settings.fewer is None else trim(*given[:3], settings.fewer * total, RARE)
 
 
 def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, total: int) -> list[Unit]:
@@ -235,8 +240,10 @@ def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, total:
     share = None if settings.fewer is None else 1 - (1 - settings.fewer) * total / left
     if share is not None and share * left < 1:
         return []
-    tokens = f"−{written(100 * (settings.fewer or 0), 1)} % of the parameters cannot go: tokens that the text never has hold "
-    tokens += f"{per_cent(1 - left / total)} of them"
+    tokens = (
+        f"−{written(100 * (settings.fewer or 0), 1)} % of the parameters cannot go: tokens that the text has rarely or never "
+    )
+    tokens += f"hold {per_cent(1 - left / total)} of them"
     if not settings.units:
         raise UserError(f"{tokens}; name more kinds, such as --kinds tokens,neurons")
     batches = calibration(text, settings.as_cycle(), 1)
@@ -276,7 +283,7 @@ def _summary(
         "held_out": text.held_out_source,
         "settings": settings.as_json(),
         "learnt_from": next((one["teacher"] for one in journal.records if one["phase"] == "lesson"), settings.teacher),
-        "recut_rows": journal.newest("pruning").get("recut_rows", 0),
+        **{key: journal.newest("pruning").get(key, 0) for key in ("recut_rows", "rare_tokens")},
         **measured,
         "fewer_parameters": 1 - measured["after"]["parameters"] / measured["before"]["parameters"],
         "reading": reading,

@@ -1,14 +1,19 @@
-"""The vocabulary: tokens that a text never has can go, with their rows of the embedding and of the head.
+"""The vocabulary: tokens that a text has rarely or never can go, with their rows of the embedding and of the head.
 
 In a small model the vocabulary is a large part (21 % of SmolLM2-135M, 61 % of stories15M), made for all that anybody may write.
 For text that has only some of its tokens the smaller model predicts what the whole one does, to the softmax over fewer tokens.
 Other text stays readable: a token that is gone is written with the smaller ones that it was made of.
 
-Of those that may go, the ones that the model itself expects least go first: text that is still to come may have some of them.
-What never goes: tokens that the text has; those that they are made of (BPE merges two tokens into one, so both must be there);
-single characters and bytes; special and added tokens. So text that has none of the tokens that went is cut into the same tokens
-as before, but for characters that a Unigram vocabulary does not know. Tokens are numbered anew, in their old order: the model
-and its tokenizer change together.
+Tokens that the text never has go first, of these the ones that the model itself expects least: text that is still to come may
+have some of them. Where they are not enough, the rarest others follow, which together are at most `RARE` of the text: of
+SmolLM2-135M on Wikipedia a hundredth of the text has 7 % of all parameters. Where a row has them, their pieces stand there, and
+it ends earlier. What a token's loss is must not hang on that: it is counted per token of the whole vocabulary (`Text.ends`),
+and the teacher, who never wrote those tokens in pieces, is not asked for them (`Text.pieces`).
+
+What never goes: what tokens that stay are made of (BPE merges two tokens into one, so both must be there); single characters
+and bytes; special and added tokens. So text that has none of the tokens that went is cut into the same tokens as before, but
+for characters that a Unigram vocabulary does not know. Tokens are numbered anew, in their old order: the model and its
+tokenizer change together.
 """
 
 from __future__ import annotations
@@ -22,7 +27,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -38,6 +45,8 @@ TOKENS_AT_ONCE = 512  # whose probabilities are computed
 FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens")  # tokens that a generation config names beside special ones
 PHRASES = ("bad_words_ids", "force_words_ids")
 MULTIPLE = 64  # of tokens that stay: what matrix units like
+RARE = 0.01  # of the text: the most that tokens which go may be together
+ROWS_AT_ONCE = 2048  # that are cut anew
 Spec = dict[str, Any]  # tokenizer.json
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -50,6 +59,7 @@ class Trimmed(NamedTuple):
     text: Text
     kept: list[int] | None = None  # which tokens these are in the whole vocabulary; None: all
     recut: int = 0  # held-out rows that had others, which stand there in pieces
+    rare: int = 0  # how many of the others the text to learn from has
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None) -> None:
@@ -66,38 +76,49 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | No
         raise UserError(f"the tokenizer has a token {highest:,}, but the model knows only {_rows(model):,}: it is another's")
 
 
-def trim(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, text: Text, most: float = math.inf) -> Trimmed:
-    """Without tokens that the text to learn from never has, those that the model expects least there first, until so many
-    parameters are gone. Copies: what is given stays as it is."""
+def trim(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast | None,
+    text: Text,
+    most: float = math.inf,
+    rare: float = 0.0,
+) -> Trimmed:
+    """Without tokens that the text to learn from never has, those that the model expects least there first, then without its
+    rarest, which may be this share of it together, until so many parameters are gone. Copies: what is given stays as it is."""
     check_tokens(model, tokenizer)
     assert tokenizer is not None
-    return with_tokens(model, tokenizer, text, stays(model, tokenizer, text, most))
+    return with_tokens(model, tokenizer, text, stays(model, tokenizer, text, most, rare))
 
 
 def with_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: Text, kept: list[int]) -> Trimmed:
     """Copies that have these tokens alone."""
     smaller = without_tokens(tokenizer, kept)
     rewritten, recut = _renumbered(text, kept, tokenizer, smaller)
-    return Trimmed(keep_tokens(model, kept), smaller, rewritten, kept, recut)
+    assert text.seen is not None
+    rare = int((text.seen > 0).sum() - (text.seen[[token for token in kept if token < len(text.seen)]] > 0).sum())
+    return Trimmed(keep_tokens(model, kept), smaller, rewritten, kept, recut, rare)
 
 
 # Which may go ---------------------------------------------------------------------------------------------------------
 
 
-def stays(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: Text, most: float) -> list[int]:
+def stays(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: Text, most: float, rare: float = 0.0) -> list[int]:
     """The tokens that are left, in their old order."""
     if text.seen is None:
         raise UserError("which tokens may go is not known: read the text with count=True")
     size = _rows(model)
-    used = [*text.seen.nonzero().flatten().tolist(), *(one for _, _, found in _named(model) for one in found if one < size)]
-    spare = {*range(size)} - needed(tokenizer, used)
-    wanted = min(len(spare), most / _per_token(model))
-    stay = int(size - wanted) // MULTIPLE * MULTIPLE
-    if size - stay > len(spare):
-        stay = min(size, stay + MULTIPLE)
     worth, known = expected(model, text), {*tokenizer.get_vocab().values()}
     worth[[row for row in range(size) if row not in known]] = -1.0  # rows without a token, which filled the matrix up
-    gone = {*in_turn(tokenizer, spare, worth.tolist())[: size - stay]}
+    often = text.seen.new_zeros(size)
+    often[: len(text.seen)] = text.seen
+    spare = {*range(size)} - needed(tokenizer, (one for _, _, found in _named(model) for one in found if one < size))
+    order = in_turn(tokenizer, spare, [*zip(often.tolist(), worth.tolist(), strict=True)])
+    may_go = int((often[order].cumsum(0) <= rare * int(often.sum())).sum())
+    wanted = min(may_go, most / _per_token(model))
+    stay = int(size - wanted) // MULTIPLE * MULTIPLE
+    if size - stay > may_go:
+        stay = min(size, stay + MULTIPLE)
+    gone = {*order[: size - stay]}
     return [token for token in range(size) if token not in gone]
 
 
@@ -110,8 +131,8 @@ def needed(tokenizer: PreTrainedTokenizerFast, used: Iterable[int]) -> set[int]:
     found |= {token for said, token in number.items() if _is_simple(said, spec["model"])}
     if isinstance(unknown := spec["model"].get("unk_id", number.get(spec["model"].get("unk_token"))), int):
         found.add(unknown)
-    left = [*found, *used]
     found |= {*used}
+    left = [*found]
     while left:
         for part in parts.get(name.get(left.pop(), ""), ()):
             token = number.get(part)
@@ -132,8 +153,9 @@ def expected(model: PreTrainedModel, text: Text) -> Tensor:
     return found.cpu()
 
 
-def in_turn(tokenizer: PreTrainedTokenizerFast, spare: set[int], worth: Sequence[float]) -> list[int]:
-    """All of these tokens, in the order in which they go: the least worth first, but none before those that it is a part of."""
+def in_turn(tokenizer: PreTrainedTokenizerFast, spare: set[int], worth: Sequence[Any]) -> list[int]:
+    """All of these tokens, in the order in which they go: the least worth first (numbers, or pairs of them), but none before
+    those that it is a part of."""
     spec = _spec(tokenizer)
     number, parts = _vocabulary(spec), _parts(spec)
     made_of = {number[said]: {number[part] for part in its if part in number} for said, its in parts.items() if said in number}
@@ -290,20 +312,57 @@ def _per_token(model: PreTrainedModel) -> int:
 def _renumbered(
     text: Text, kept: Sequence[int], before: PreTrainedTokenizerFast, after: PreTrainedTokenizerFast
 ) -> tuple[Text, int]:
-    """The same text. Held-out rows may have tokens that are gone: their pieces stand there, and the row ends earlier. How many
-    rows these are."""
-    place = torch.full((max(int(text.train.max()), int(text.held_out.max()), max(kept)) + 1,), -1)
-    place[torch.tensor(kept)] = torch.arange(len(kept))
-    held_out = place[text.held_out]
-    recut: list[int] = (held_out < 0).any(1).nonzero().flatten().tolist()
-    for row in recut:
-        pieces: list[int] = []
-        for old, new in zip(text.held_out[row].tolist(), held_out[row].tolist(), strict=True):
-            pieces += [new] if new >= 0 else pieces_of(before.convert_ids_to_tokens(old), after)
-        held_out[row] = torch.tensor(pieces[: held_out.shape[1]])
+    """The same text, and how many held-out rows have tokens that are gone: their pieces stand there, and the row ends
+    earlier."""
     assert text.seen is not None
-    seen = text.seen[torch.tensor([token for token in kept if token < len(text.seen)])]
-    return replace(text, train=place[text.train], held_out=held_out, seen=seen), len(recut)
+    size = max(int(text.train.max()), int(text.held_out.max()), max(kept), len(text.seen) - 1) + 1
+    cuts = _Cuts(kept, before, after, size)
+    seen = np.zeros(size, dtype=np.int64)
+    seen[: len(text.seen)] = text.seen.numpy()
+    train, held_out = cuts.of(text.train), cuts.of(text.held_out)
+    recut = int(cuts.gone[text.held_out.numpy()].any(1).sum())
+    rewritten = replace(
+        text,
+        train=train.rows,
+        held_out=held_out.rows,
+        seen=torch.from_numpy(np.bincount(cuts.pieces, np.repeat(seen, cuts.count), len(kept)).astype(np.int64)),
+        pieces=train.pieces if train.pieces.any() else None,
+        ends=held_out.ends if recut else None,
+    )
+    return rewritten, recut
+
+
+class _Cut(NamedTuple):
+    rows: Tensor
+    pieces: Tensor  # where a piece of a token that is gone stands
+    ends: Tensor  # where a token of the whole vocabulary ends
+
+
+class _Cuts:
+    """How each token of the whole vocabulary is written: as itself, or in pieces."""
+
+    def __init__(self, kept: Sequence[int], before: PreTrainedTokenizerFast, after: PreTrainedTokenizerFast, size: int):
+        place = {old: new for new, old in enumerate(kept)}
+        name = {token: said for said, token in before.get_vocab().items()}
+        written = [[place[old]] if old in place else pieces_of(name[old], after) if old in name else [] for old in range(size)]
+        self.pieces = np.array([piece for its in written for piece in its], dtype=np.int64)
+        self.count = np.array([*map(len, written)])
+        self.first = self.count.cumsum() - self.count
+        self.gone = np.array([old not in place for old in range(size)])
+
+    def of(self, rows: Tensor) -> _Cut:
+        """As long as before. Some rows at a time: what is made on the way is several times as large."""
+        found = [self._some(part.numpy()) for part in rows.split(ROWS_AT_ONCE)]
+        return _Cut(*(torch.from_numpy(np.concatenate(parts)) for parts in zip(*found, strict=True)))
+
+    def _some(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        count = self.count[rows]
+        flat, lengths = count.ravel(), count.sum(1)
+        token = np.repeat(rows.ravel(), flat)  # that each piece is of
+        nth = np.arange(len(token)) - np.repeat(flat.cumsum() - flat, flat)  # of its pieces
+        at = (lengths.cumsum() - lengths)[:, None] + np.arange(rows.shape[1])
+        token, nth = token[at], nth[at]
+        return self.pieces[self.first[token] + nth], self.gone[token], nth == self.count[token] - 1
 
 
 def pieces_of(said: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
