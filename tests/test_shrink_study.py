@@ -79,6 +79,15 @@ def perplexity(arm: dict) -> float:
     return math.exp(sum(arm["nats"]) / sum(arm["targets"]))
 
 
+def test_rows_that_end_earlier_are_compared_by_their_means(scripts):
+    _, collect = scripts
+    control = {"seed": 0, "nats": [20.0, 30.0, 22.0], "targets": [10, 10, 10]}
+    shorter = {"seed": 0, "nats": [21.0, 27.0, 24.0], "targets": [10, 8, 9]}
+    found = collect.above([shorter], [control])
+    assert found.value == pytest.approx(perplexity(shorter) / perplexity(control) - 1)
+    assert found.low < found.value < found.high
+
+
 @pytest.mark.parametrize(("gap", "says"), [(0.01, "supported"), (0.05, "undecided"), (0.09, "not supported")])
 def test_as_good_means_that_the_whole_interval_is_within_five_per_cent(scripts, gap, says):
     _, collect = scripts

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pnn.figures.shrink import smaller_models
 from pnn.figures.style import png, save
@@ -30,10 +31,17 @@ Arms = list[dict[str, Any]]
 def above(arms: Arms, controls: Arms) -> Estimate:
     """Perplexity of the arms above the controls' of the same seeds, as a share."""
     of_seed = {one["seed"]: one for one in controls}
-    gains = np.array([np.subtract(arm["nats"], of_seed[arm["seed"]]["nats"]) for arm in arms])
-    targets = np.array(arms[0]["targets"], dtype=float)
+    targets = np.array(controls[0]["targets"], dtype=float)
+    gains = np.array([of_whole_rows(arm, targets) - of_whole_rows(of_seed[arm["seed"]], targets) for arm in arms])
     nats = ratio_interval(gains[0], targets) if len(gains) == 1 else seeds_and_sequences(gains, targets)
     return nats.on_scale(lambda value: math.exp(value) - 1)
+
+
+def of_whole_rows(arm: dict[str, Any], targets: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The nats of each row. Without rare tokens a row ends earlier: what it lacks counts as the arm's mean, so that differences
+    of sums are differences of means."""
+    nats, own = np.array(arm["nats"]), np.array(arm["targets"], dtype=float)
+    return nats + (targets - own) * nats.sum() / own.sum()
 
 
 def perplexity(arms: Arms) -> float:
