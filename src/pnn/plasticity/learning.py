@@ -193,7 +193,7 @@ class Passes:
         """The loss. Dropout follows from the update's number, also where recording it failed half-way."""
         ready = prepared(self.model, batch)
         rows = {name: value for name, value in ready.items() if name != "use_cache"}
-        if self.recorder is not None and rows.keys() == {"input_ids", "labels"} and self._takes(batch):
+        if self.recorder is not None and rows.keys() - {"told"} == {"input_ids", "labels"} and self._takes(batch):
             records = self.recorder.passes == PASSES_BEFORE_RECORDING
             if records and not room_to_record():
                 self._give_up()
