@@ -14,7 +14,7 @@ import pnn
 from pnn.models.base import arrange
 from pnn.nn import live
 from pnn.nn.halting import CRITERIA, Criterion, Halt
-from pnn.nn.packing import Layout, only_at
+from pnn.nn.packing import only_at
 from pnn.schedule import period
 
 NEVER = {"criterion": "change", "threshold": 1e-30}
