@@ -186,5 +186,5 @@ def numbers(found: Counted, borders: Tensor, room: tuple[int, int]) -> tuple[Ten
     shape = {"block": 128, "num_warps": 4}
     _list_both[(sequences,)](found.live, found.beside, found.ends, borders, here, beside, *room, sequences, **shape)
     starts = torch.zeros(sequences + 1, dtype=torch.int32, device=borders.device)
-    starts[1:] = found.ends[0]
+    starts[1:] = found.ends[0].clamp(max=room[0])  # where there is too little room the pass is void, but reads no further
     return here, beside, starts
