@@ -91,25 +91,33 @@ def items() -> Iterator[Item]:
 
 
 def shrink() -> Iterator[Item]:
-    """Of SmolLM2: a fifth fewer parameters, then the curve, one seed, and learning without the teacher. Other settings than the
-    first look had, whose files go when these come."""
+    """Of SmolLM2: a fifth fewer parameters, then the curve, one seed, and learning without the teacher."""
     command = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
-    command += " --kinds head neuron --by surgeon --score-rows 256 --adapt 300 --updates 1000"  # 33M tokens of learning each
-    arms = [("control", "--shares"), ("less-20-logits", "--shares 0.2")]
+    command += " --score-rows 256 --adapt 300 --updates 769 --rate 6e-4"  # 25M tokens of learning each
+    too, not_too = "--kinds token head neuron", "--kinds head neuron"
+    arms = [
+        ("control", "--shares"),
+        ("less-20-tokens-logits", f"--shares 0.2 {too}"),
+        ("less-20-logits", f"--shares 0.2 {not_too}"),
+    ]
     wanted = [(name, asked, seed) for seed in range(3) for name, asked in arms]
-    wanted += [(f"less-{share}-logits", f"--shares {share / 100:g}", 0) for share in (10, 30, 40, 50)]
-    wanted += [("less-20-none", "--shares 0.2 --teachers none", 0)]
+    wanted += [(f"less-{share}-tokens-logits", f"--shares {share / 100:g} {too}", 0) for share in (10, 30, 40, 50)]
+    wanted += [("less-20-tokens-none", f"--shares 0.2 --teachers none {too}", 0)]
+    after = "."
     for name, asked, seed in wanted:
         file = f"{name}-{seed}.json"
+        kept = f"shrink/measured/smollm2_135m/{file}"
         yield Item(
             f"shrink, {name}, seed {seed}",
             2.5,
             f"{command} {asked} --seeds {seed}",
             f"shrink/measured/{file}",
-            f"shrink/measured/smollm2_135m/{file}",
+            kept,
             ("SmolLM2-135M", "text"),
-            "." if (name, seed) == ("control", 0) else "shrink/measured/adapted.json",  # which the first of them makes
+            after,
         )
+        if not (HERE / kept).exists():
+            after = "shrink/measured/adapted.json"  # which the first that is left makes
 
 
 def halting() -> Iterator[Item]:

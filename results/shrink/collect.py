@@ -139,8 +139,8 @@ def main() -> None:
         {
             "question": "Is a model with a fifth fewer parameters as good as the whole one, if both learn alike?",
             "protocol": "heads, neurons and layers go by their worth per parameter ('tokens too': after tokens that the text "
-            "never has), the rest is repaired and taught by the whole model; the control learns as many updates on the same "
-            f"rows; as good is a perplexity within {per_cent(WITHIN, 0)} of its",
+            "has rarely or never), the rest is repaired and taught by the whole model; the control learns as many updates on "
+            f"the same rows; as good is a perplexity within {per_cent(WITHIN, 0)} of its",
             "metrics": models,
             "verdicts": {
                 f"{model}{more}": found[f"{CLAIMED}{more}"][f"within_{100 * WITHIN:g}_per_cent"]
