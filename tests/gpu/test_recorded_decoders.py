@@ -104,13 +104,15 @@ def test_steps_give_the_logits_of_the_whole_text(name):
     assert cache.get_seq_length() == 250
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "autocast"])
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_generated_text_is_that_of_transformers(name, settings):
-    model = build(name)
+def test_generated_text_is_that_of_transformers(name, settings, dtype):
+    model = build(name, dtype=dtype)
     prompt = some_ids(4, 6)
     asked = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 40, "do_sample": False, "pad_token_id": 0, **settings}
-    found, expected = (one.generate(prompt, **asked) for one in (model, as_transformers_does(model)))
+    with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.float32):
+        found, expected = (one.generate(prompt, **asked) for one in (model, as_transformers_does(model)))
     assert (found == expected)[:, :10].float().mean() > 0.9  # near ties may fall either way, and change all that follows
     assert slots(model)
 

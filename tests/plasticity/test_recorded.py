@@ -117,6 +117,18 @@ def test_replayed_steps_write_what_transformers_writes(built, replays, name, mon
     assert replays() >= 3
 
 
+@pytest.mark.parametrize("name", DECODERS)
+def test_steps_are_replayed_under_autocast(built, replays, name):
+    """Keys and values then differ in precision."""
+    model = halved(built(name)).float()
+    plain = as_transformers_does(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (one.generate(IDS, attention_mask=torch.ones_like(IDS), **GREEDY) for one in (model, plain))
+    assert torch.equal(found, expected)
+    assert not recorded._KNOWN[recorded.recorded_part(model)].cannot_write
+    assert replays() >= 1
+
+
 @torch.no_grad()
 def test_steps_by_hand(built, replays):
     """One's own loop: another text in between, a cache that is cut back, several tokens at once."""

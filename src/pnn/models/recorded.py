@@ -264,8 +264,10 @@ class Slots(DynamicCache):
         return 0  # nobody may ask for it: a recording would keep the answer
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        into = self.room[2 * layer_idx : 2 * layer_idx + 2]
-        return into[0].index_copy_(2, self.at, keys), into[1].index_copy_(2, self.at, values)
+        # under autocast rotated keys are in fp32 and values in 16 bit: a cache of transformers then holds both in fp32
+        room = self.room[2 * layer_idx : 2 * layer_idx + 2]
+        k, v = (into.index_copy_(2, self.at, new.to(into.dtype)) for into, new in zip(room, (keys, values), strict=True))
+        return k, v
 
     def run(self, base: Any) -> tuple[Any, Tensor]:
         """The next token's last state."""
