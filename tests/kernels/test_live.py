@@ -13,6 +13,7 @@ import pnn.nn.fast
 import pnn.nn.halting
 from pnn.kernels import live
 from pnn.nn import live as tokens_that_are_left
+from pnn.nn.live import Plan, planned
 from pnn.schedule import period
 
 ON_GPU = torch.cuda.is_available()
@@ -131,7 +132,12 @@ def test_a_model_halts_with_kernels_as_without(form, criterion, monkeypatch):
         called = []
         attend = live.attend
         monkeypatch.setattr(live, "attend", lambda *given: called.append(1) or attend(*given))
-        found = encoder(ids, cu_seqlens=borders.int(), last_at=at)
+        with planned(Plan()) as plan:
+            found = encoder(ids, cu_seqlens=borders.int(), last_at=at)
+        room = [(live + 3, stopped + 2) for live, stopped in plan.counts]
+        with planned(Plan(room, last_alone=True)):  # as a recorded pass: states are overwritten
+            last = encoder(ids, cu_seqlens=borders.int(), last_at=at).last_hidden_state
+    assert torch.allclose(last, expected.last_hidden_state, atol=1e-5)
     assert called
     assert len(expected.halted_at.unique()) > 1, "the pattern is not worth a test"
     assert torch.equal(found.halted_at, expected.halted_at)

@@ -34,6 +34,7 @@ def replay_halting(
     flat: Tensor,
     compute: Callable[..., list[Tensor]],
     then: Callable[[list[Tensor]], T],
+    every_step: bool,
 ) -> T | None:
     """What `then` makes of the states of a pass over so many tokens that is asked for so many positions; None where it has to
     be computed without a recording. `then` is issued before the device is asked whether the pass counts, so that the device
@@ -44,7 +45,7 @@ def replay_halting(
         chosen: Room = room
 
         def counted(given: Tensor) -> tuple[list[Tensor], Tensor | None]:
-            with planned(Plan(chosen)) as plan:
+            with planned(Plan(chosen, last_alone=not every_step)) as plan:
                 states = compute(given)
             return states, torch.stack(plan.counts) if counts_tell else None
 

@@ -110,7 +110,8 @@ def _pass(
             made = None if states is None else asked_for(states)
         else:
             assert isinstance(shape, PackedShape)  # a decoder's tokens do not halt
-            made = replay_halting(recordings, key, rule, shape.tokens, shape.positions, flat, compute, asked_for)
+            room = (shape.tokens, shape.positions)
+            made = replay_halting(recordings, key, rule, *room, flat, compute, asked_for, every_step)
         if made is not None:
             return made
     shape = layout.exact(batch, positions)

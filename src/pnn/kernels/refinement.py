@@ -83,7 +83,7 @@ class _Step(torch.autograd.Function):
 
         projected = torch.addmm(projection_bias, x, projection.t())
         if rotation is not None:
-            rotary.turn(projected, settings.heads, width // settings.heads, rotation)
+            rotary.turn(projected, 2 * settings.heads, width // settings.heads, rotation)
         qkv, q = _parts(projected, width, settings.heads)
         context, log_sums = attention.forward(qkv, borders, settings.longest, settings.attention_dropout, attention_seed)
         context = context.flatten(1)
@@ -165,7 +165,7 @@ class _Step(torch.autograd.Function):
             *(borders, settings.longest, settings.attention_dropout, attention_seed),
         )
         if ctx.rotation is not None:
-            rotary.turn(grad_projected, settings.heads, width // settings.heads, ctx.rotation, back=True)
+            rotary.turn(grad_projected, 2 * settings.heads, width // settings.heads, ctx.rotation, back=True)
         grad_projection = _product(grad_projected, x)
         if at is None:
             grad_h = torch.addmm(grad_h, grad_projected, projection, out=grad_h)

@@ -31,7 +31,7 @@ def _turn(x, cos, sin, stride, groups, half: tl.constexpr, block: tl.constexpr, 
 
 
 def turn(projected: Tensor, heads: int, width: int, rotation: tuple[Tensor, Tensor], back: bool = False) -> None:
-    """Turns the first 2 · `heads` · `width` numbers of each row, its queries and keys. cos and sin: (…, tokens, width / 2)."""
+    """Turns the first `heads` · `width` numbers of each row: queries, keys or both. cos and sin: (…, tokens, width / 2)."""
     cos, sin = (x.reshape(-1, width // 2).contiguous() for x in rotation)
-    shape = {"half": width // 2, "block": triton.next_power_of_2(2 * heads), "back": back, "num_warps": 2}
-    _turn[(len(projected),)](projected, cos, sin, projected.stride(0), 2 * heads, **shape)
+    shape = {"half": width // 2, "block": triton.next_power_of_2(heads), "back": back, "num_warps": 2}
+    _turn[(len(projected),)](projected, cos, sin, projected.stride(0), heads, **shape)

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pnn.nn import fast
 from pnn.nn.causal import attention_weights
 from pnn.nn.packing import Layout, only_at, rows_of
-from pnn.nn.rotary import rotate
 
 
 class SelfAttention(nn.Module):
@@ -52,20 +50,28 @@ class SelfAttention(nn.Module):
     def projected(self, h: Tensor, layout: Layout) -> Tensor:
         """q, k and v of every head, (…, 3, heads, d_head)."""
         qkv = self.qkv(h).view(*h.shape[:-1], 3, self.num_heads, self.head_width)
-        return qkv if layout.rotation is None else fast.rotated(self.qkv, qkv, layout.rotation)
+        if layout.rotation is None:
+            return qkv
+        return fast.turned(qkv, layout.rotation, 2, alone=fast.plain(self.qkv, nn.Linear))
+
+    def queries(self, h: Tensor, layout: Layout) -> Tensor:
+        """q alone, (…, heads, d_head): of tokens whose keys and values are there already."""
+        if not fast.plain(self.qkv, nn.Linear):
+            return self.projected(h, layout)[..., 0, :, :]
+        return self._part(h, layout, slice(0, 1)).squeeze(-3)
 
     def keys_and_values(self, h: Tensor, layout: Layout) -> Tensor:
         """k and v alone, (…, 2, heads, d_head): of tokens that others read and that ask nothing themselves."""
-        turns = layout.rotation is not None
-        if not fast.plain(self.qkv, nn.Linear) or (turns and fast.for_kernels(h)):  # one kernel turns q and k where they lie
+        if not fast.plain(self.qkv, nn.Linear):
             return self.projected(h, layout)[..., 1:, :, :]
-        rows = self.num_heads * self.head_width  # the first are q's
-        kv = F.linear(h, self.qkv.weight[rows:], self.qkv.bias[rows:])
-        kv = kv.view(*h.shape[:-1], 2, self.num_heads, self.head_width)
-        if layout.rotation is None:
-            return kv
-        k, v = kv.split(1, dim=-3)
-        return torch.cat((rotate(k, *(x.unsqueeze(-2) for x in layout.rotation)), v), dim=-3)
+        return self._part(h, layout, slice(1, 3))
+
+    def _part(self, h: Tensor, layout: Layout, part: slice) -> Tensor:
+        """Some of q, k and v, the first of them turned: each has so many rows of the matrix."""
+        rows = slice(part.start * self.num_heads * self.head_width, part.stop * self.num_heads * self.head_width)
+        x = F.linear(h, self.qkv.weight[rows], self.qkv.bias[rows])
+        x = x.view(*h.shape[:-1], part.stop - part.start, self.num_heads, self.head_width)
+        return x if layout.rotation is None else fast.turned(x, layout.rotation, 1)
 
     def weights(self, h: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
         """softmax(q_i k_iᵀ / √d_head), (sequences, heads, length, length), and which tokens are real. For whoever studies

@@ -310,18 +310,19 @@ def packed(qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
     return packed_attention(qkv, layout, dropout)
 
 
-def rotated(projection: nn.Module, qkv: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """(…, 3, heads, d_head), what `projection` gave, with queries and keys turned by their token's place."""
-    *tokens, _, heads, width = qkv.shape
+def turned(x: Tensor, rotation: tuple[Tensor, Tensor], count: int, alone: bool = True) -> Tensor:
+    """(…, parts, heads, d_head), parts of what a projection gave, the first `count` of them turned by their token's place.
+    `alone`: nobody else has seen it, so that it may be turned where it lies."""
+    *tokens, parts, heads, width = x.shape
     without_gradients = not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    if without_gradients and heads > 0 and for_kernels(qkv) and plain(projection, nn.Linear):
+    if without_gradients and heads > 0 and for_kernels(x) and alone:
         from pnn.kernels import rotary
 
         if rotary.takes(width) and list(rotation[0].shape[:-1]) == tokens:
-            rotary.turn(qkv.view(-1, 3 * heads * width), heads, width, rotation)  # where they lie: nobody else has seen them
-            return qkv
-    turned = rotate(qkv[..., :2, :, :], *(x.unsqueeze(-2) for x in rotation))
-    return torch.cat((turned, qkv[..., 2:, :, :]), dim=-3)
+            rotary.turn(x.view(-1, parts * heads * width), count * heads, width, rotation)
+            return x
+    first = rotate(x[..., :count, :, :], *(one.unsqueeze(-2) for one in rotation))
+    return first if count == parts else torch.cat((first, x[..., count:, :, :]), dim=-3)
 
 
 def flash_takes(width: int) -> bool:

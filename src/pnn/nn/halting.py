@@ -203,25 +203,28 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
     memories: dict[nn.Module, Memory] = {}
     chosen: Live | None = None  # None: nobody has halted
     states = [h]
+    plan, steps = plan_in_force(), len(refiners)
     for step, refiner in enumerate(refiners, 1):
-        last, before = step == len(refiners), h
+        last, was = step == steps, h.flatten(0, 1)
         if last and at is not None and chosen is None:
             states.append(refiner(h, layout, at))
             return Refined(states, (taken + (live & asked)).view(size))
         if chosen is None:
             h = refiner(h, layout)
-            taken = taken + live
+            now, taken = h.flatten(0, 1), taken + live
         else:
-            if last and at is not None and rule.criterion.measures:
+            if last and at is not None and rule.criterion.measures and not rule.may_halt_after(step - 1, steps):
                 live, beside, chosen = go_on(live & asked, beside | (live & ~asked), asked, places)
+            everybody, was = was, take(was, chosen.here)
+            now = was
             if len(chosen.here):
                 if refiner not in memories:
                     memories[refiner] = Memory(refiner, h, places)
-                new = memories[refiner].step(h.flatten(0, 1), chosen)
-                h = put(h.flatten(0, 1), chosen.here, new.to(h.dtype)).view_as(h)
+                now = memories[refiner].step(everybody, chosen, was).to(h.dtype)
+                h = put(everybody, chosen.here, now, in_place=plan is not None and plan.last_alone).view_as(h)
                 taken = taken + live
         states.append(h)
-        if not rule.may_halt_after(step, len(refiners)):
+        if not rule.may_halt_after(step, steps):
             continue
         if not rule.criterion.measures:
             if chosen is not None:  # a round ago: keys and values of the others are there
@@ -229,9 +232,12 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
             elif at is not None:
                 live, beside, chosen = go_on(live & asked, live & ~asked, asked, places)
         else:
-            stop = live & _settled(rule, before, h, at, chosen, live)
-            if chosen is not None or plan_in_force() is not None or bool(stop.any()):
-                live, beside, chosen = go_on(live & ~stop, stop, asked, places)
+            stop = live & _settled(rule, was, now, h.flatten(0, 1), at, chosen)
+            if chosen is not None or plan is not None or bool(stop.any()):
+                going = live & ~stop
+                if step + 1 == steps and at is not None:  # of the others nobody reads the last state
+                    going, stop = going & asked, stop | (live & ~asked)
+                live, beside, chosen = go_on(going, stop, asked, places)
     if at is not None:
         states[-1] = only_at(h, at)
     return Refined(states, taken.view(size))
@@ -285,15 +291,18 @@ def _put(h: Tensor, rows: Tensor, new: Tensor) -> Tensor:
     return h.flatten(0, 1).index_copy(0, rows, new.to(h.dtype)).view_as(h)
 
 
-def _settled(rule: Rule, before: Tensor, after: Tensor, at: Tensor | None, chosen: Live | None, live: Tensor) -> Tensor:
-    """Whom the criterion lets go, as a mask over all tokens."""
-    rows = at if rule.criterion.reads and at is not None else None if chosen is None else chosen.here
-    if type(rule.criterion) is Learned and not exact_sizes(after.device) and fast.for_kernels(after):
-        return fast.learned_settles(after.flatten(0, 1), rows, rule.criterion, rule.halt.threshold)
-    was, now = (x.flatten(0, 1) if rows is None else take(x.flatten(0, 1), rows) for x in (before, after))
+def _settled(rule: Rule, was: Tensor, now: Tensor, h: Tensor, at: Tensor | None, chosen: Live | None) -> Tensor:
+    """Whom the criterion lets go, as a mask over all tokens: from the rows that a step computed, before it and after it, and
+    from all states h (N, d), which are the same where everybody was computed."""
+    rows = None if chosen is None else chosen.here
+    if type(rule.criterion) is Learned and not exact_sizes(h.device) and fast.for_kernels(h):
+        return fast.learned_settles(h, rows, rule.criterion, rule.halt.threshold)
+    if rule.criterion.reads and at is not None:
+        rows, was, now = at, take(was if chosen is None else h, at), take(h, at)
     with torch.no_grad():
         settled = rule.criterion.settled(rule.criterion.measure(was, now, rule.read), rule.halt.threshold)
-    return settled if rows is None else put(torch.zeros_like(live), rows, settled)
+    nobody = torch.zeros(len(h), dtype=torch.bool, device=h.device)
+    return settled if rows is None else put(nobody, rows, settled)
 
 
 def refine_in_training(

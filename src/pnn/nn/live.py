@@ -97,8 +97,9 @@ class Plan:
     """How many rows each choice of a pass takes. Without `sizes` the device is asked, which waits for it, and `counts` keeps
     what it said. With them nobody waits: `counts` stay on the device, and where one exceeds its size the pass is void."""
 
-    def __init__(self, sizes: Sequence[tuple[int, int]] | None = None):
+    def __init__(self, sizes: Sequence[tuple[int, int]] | None = None, last_alone: bool = False):
         self.sizes = sizes
+        self.last_alone = last_alone  # nobody wants the states before the last: they are overwritten
         self.counts: list[Any] = []
 
     def of(self, counts: Tensor) -> tuple[int, int]:
@@ -163,12 +164,12 @@ def take(rows: Tensor, tokens: Tensor) -> Tensor:
     return rows.index_select(0, tokens if exact_sizes(rows.device) else tokens.clamp(max=len(rows) - 1))
 
 
-def put(rows: Tensor, tokens: Tensor, new: Tensor) -> Tensor:
-    """All rows, those of these tokens anew; what was computed in vain is left out."""
+def put(rows: Tensor, tokens: Tensor, new: Tensor, in_place: bool = False) -> Tensor:
+    """All rows, those of these tokens anew; what was computed in vain is left out. `in_place`: the old ones may go."""
     if exact_sizes(rows.device):
         return rows.index_copy(0, tokens, new)
     if fast.for_kernels(rows):
-        return fast.put_rows(rows.clone(), tokens, new)
+        return fast.put_rows(rows if in_place else rows.clone(), tokens, new)
     return with_spare(rows).index_copy_(0, tokens, new)[:-1]
 
 
@@ -208,20 +209,21 @@ class Memory:
         """The keys and values of every token."""
         self.rows = kv if exact_sizes(kv.device) else with_spare(kv)
 
-    def step(self, h: Tensor, live: Live) -> Tensor:
-        """The next states of the live tokens, from the states (N, d) of all."""
+    def step(self, h: Tensor, live: Live, here: Tensor | None = None) -> Tensor:
+        """The next states of the live tokens, from the states (N, d) of all; `here`: the live ones', if they were taken out."""
         attention = self.refiner.attention
         self._leave_out(live.sequences)
-        here = take(h, live.here)[None]
+        here = (take(h, live.here) if here is None else here)[None]
+        layout = Layout(rotation=self.places.rotation_at(live.here))
         if self.rows is None and self.by_kernels:
-            # everybody's in one product, where they lie: taking rows out and putting them back costs more than the few in vain
-            qkv = attention.projected(h[None], Layout(rotation=self.places.whole_rotation()))[0]
-            self.rows, q = qkv[:, 1:], take(qkv[:, 0], live.here)
+            # everybody's in one product, where they lie: taking rows out and putting them back costs more than a few in vain
+            self.rows = attention.keys_and_values(h[None], Layout(rotation=self.places.whole_rotation()))[0]
+            q = attention.queries(here, layout)[0]
         else:
             if len(live.beside):
                 rest = Layout(rotation=self.places.rotation_at(live.beside))
                 self._keep(live.beside, attention.keys_and_values(take(h, live.beside)[None], rest)[0])
-            qkv = attention.projected(here, Layout(rotation=self.places.rotation_at(live.here)))[0]
+            qkv = attention.projected(here, layout)[0]
             self._keep(live.here, qkv[:, 1:])
             q = qkv[:, 0]
         new: Tensor = self.refiner(here, Layout(context=self.attend(q, live).flatten(-2)[None]))[0]
