@@ -13,6 +13,7 @@ from pnn.plasticity import learning, prune
 from pnn.plasticity.learning import Passes, learn
 from pnn.plasticity.repair import output_errors, repair
 from pnn.plasticity.teaching import Teacher
+from pnn.plasticity.text import NOT_TOLD
 from pnn.plasticity.units import Unit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -35,12 +36,15 @@ def text(rows: int = 8) -> torch.Tensor:
     return torch.randint(0, 1000, (rows, 100), generator=torch.Generator().manual_seed(0))
 
 
-def losses(lesson: str | None, ignored: int = 0, steps: int = 20) -> list[float]:
+def losses(lesson: str | None, ignored: int = 0, steps: int = 20, told: bool = False) -> list[float]:
     """Two batches in turn: a replay that read the one before would be noticed."""
     rows = text(16)
     labels = rows.clone()
     labels[:, :ignored] = IGNORE
     batches = [{"input_ids": rows[part::2], "labels": labels[part::2]} for part in range(2)]
+    if told:  # by the text, at every third token
+        for batch in batches:
+            batch["told"] = batch["labels"].masked_fill(torch.arange(batch["labels"].shape[1]) % 3 > 0, NOT_TOLD)
     teacher = None if lesson is None else Teacher(build(), lesson)
     plan = {"steps": steps, "peak_rate": 1e-3, "multiplier": 1.0, "seed": 0, "teacher": teacher}
     return [loss for _, loss in learn(prune(build(), GONE), [], lambda step: batches[step % 2], **plan)]
@@ -69,11 +73,11 @@ def test_with_kernels_it_learns_the_same(lesson, monkeypatch):
     torch.testing.assert_close(torch.tensor(fast), torch.tensor(plain), rtol=0.03, atol=0.003)
 
 
-@pytest.mark.parametrize("lesson", [None, "logits", "states"])
-def test_recorded_it_learns_what_it_learns_issued(lesson, passes, monkeypatch):
-    recorded = losses(lesson)
+@pytest.mark.parametrize(("lesson", "told"), [(None, False), ("logits", False), ("logits", True), ("states", True)])
+def test_recorded_it_learns_what_it_learns_issued(lesson, told, passes, monkeypatch):
+    recorded = losses(lesson, told=told)
     monkeypatch.setattr(learning, "may_record", lambda model: False)
-    issued = losses(lesson)
+    issued = losses(lesson, told=told)
     assert passes[0].recorder is not None
     assert passes[0].recorder.graph is not None
     assert passes[1].recorder is None

@@ -15,6 +15,7 @@ from pnn.models.base import arrange
 from pnn.nn import live
 from pnn.nn.halting import CRITERIA, Criterion, Halt
 from pnn.nn.packing import only_at
+from pnn.plasticity import prune
 from pnn.schedule import period
 
 NEVER = {"criterion": "change", "threshold": 1e-30}
@@ -320,6 +321,20 @@ def test_a_batch_that_is_done_early_stops_early():
         assert (out.halted_at == 1).all()
         out = model(packed, cu_seqlens=borders, halt={"criterion": "learned", "threshold": 0.5, "min_steps": 3})
         assert (out.halted_at == 3).all()
+
+
+@pytest.mark.parametrize("criterion", ["learned", "context"])
+def test_a_refiner_may_have_lost_all_its_heads(criterion):
+    heads = [(0, head) for head in range(SMALL["num_attention_heads"])]
+    model = prune(build("pnn_equations", schedule=[0, 1, 0, 1, 0, 1], num_steps=None), heads, whole_layers=True).eval()
+    halt = {"criterion": "change", "threshold": 0.2} if criterion == "learned" else {"criterion": "context", "min_steps": 2}
+    ids, mask, packed, borders = some_batch()
+    with torch.no_grad():
+        found = model.encoder(packed, cu_seqlens=borders, last_at=torch.arange(0, packed.shape[1], 3), halt=halt)
+        rows = model.encoder(ids, attention_mask=mask, halt=halt) if criterion == "learned" else found
+    assert found.last_hidden_state.isfinite().all()
+    assert len(found.halted_at.unique()) > 1
+    assert rows.last_hidden_state.isfinite().all()
 
 
 # Settings -------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pnn.plasticity import FasterUpdates, Unit, WarmUp, grow, heads, learning, p
 from pnn.plasticity.heads import head_map, stretches
 from pnn.plasticity.learning import learn
 from pnn.plasticity.teaching import Teacher
+from pnn.plasticity.text import NOT_TOLD
 from pnn.plasticity.units import gated, stretches_of, unit_map
 from pnn.training.recording import Recorder
 
@@ -265,10 +266,14 @@ class Again(Recorder):
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
 @pytest.mark.parametrize("lesson", [None, "logits", "states"])
-@pytest.mark.parametrize("why_not", ["", "it fails", "no room", "a mask", "no target"])
+@pytest.mark.parametrize("why_not", ["", "told", "it fails", "no room", "a mask", "no target"])
 def test_recorded_updates_are_those_that_are_issued(built, texts, name, lesson, why_not, monkeypatch):
     """Dropout, a warm-up that ends half-way, faster heads and a teacher among it."""
     new, batches = [(1, 1)], [{"input_ids": batch["input_ids"]} for batch in texts(built(name))]
+    if why_not == "told" and lesson is not None:  # by the text, here and there
+        for batch in batches:
+            batch["labels"] = batch["input_ids"]
+            batch["told"] = batch["labels"].masked_fill(torch.arange(batch["labels"].shape[1]) % 3 > 0, NOT_TOLD)
     if why_not == "a mask":
         batches[1] = texts(built(name))[1]
     if why_not == "no target":  # at one place: a batch says so on the host, and a recorded pass with a teacher cannot ask
@@ -289,7 +294,7 @@ def test_recorded_updates_are_those_that_are_issued(built, texts, name, lesson, 
         assert losses[-1] < losses[0]
         assert all(parameter.grad is None for parameter in model.parameters())
         found.append((losses, list(model.parameters())))
-    replayed = not why_not or (why_not == "no target" and lesson is None)
+    replayed = why_not in ("", "told") or (why_not == "no target" and lesson is None)
     assert Again.replays == (6 if replayed else 0)  # six updates of warm-up, six without, the first three of each issued
     assert found[0][0] == found[1][0]
     assert all(torch.equal(one, other) for one, other in zip(found[0][1], found[1][1], strict=True))

@@ -22,7 +22,7 @@ from pnn.plasticity.phases import learn_round
 from pnn.plasticity.scores import prepared
 from pnn.plasticity.settings import CycleSettings
 from pnn.plasticity.shrink import ShrinkSettings, shrink
-from pnn.plasticity.teaching import Teacher, plain_divergence
+from pnn.plasticity.teaching import LESSONS, Teacher, plain_divergence
 from pnn.plasticity.text import Text, read_text
 from pnn.plasticity.vocabulary import Trimmed, expected, needed, pieces_of, stays, trim, with_tokens
 
@@ -178,6 +178,26 @@ def test_the_loss_is_that_of_all_pieces_per_token_of_the_whole_vocabulary():
     measured = held_out_loss(found.model, found.text)
     assert measured["loss"] == pytest.approx(sum(by_hand) / sum(TARGETS), rel=1e-5)
     assert measured["targets"] == sum(TARGETS)
+
+
+def test_a_row_whose_first_token_fills_it_has_no_targets():
+    found = without_one([["th", "th"], ["e", "a"]])  # t h | t h
+    nats, targets = held_out_nats(found.model, found.text)
+    assert targets.tolist() == [0, 1]
+    assert nats[0] == 0
+
+
+def test_where_all_is_told_a_teacher_of_states_says_nothing():
+    found = without_one([["a", "th"], ["e", "th"]])
+    batch = found.text.for_update(0, 2, seed=0)
+    batch["told"] = batch["labels"]
+    with torch.no_grad():
+        losses = [Teacher(whole_without(found), one).loss(found.model, prepared(found.model, batch)) for one in LESSONS]
+    assert float(losses[0]) == pytest.approx(float(losses[1]))
+
+
+def whole_without(found: Trimmed) -> hf.PreTrainedModel:
+    return vocabulary.keep_tokens(model_for(BYTES), found.kept)
 
 
 @pytest.mark.parametrize("lesson", ["logits", "states"])

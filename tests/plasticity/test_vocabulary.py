@@ -95,6 +95,13 @@ def test_what_a_generation_config_names_is_numbered_anew_or_gone(reader):
     assert smaller.bad_words_ids == [[3, 2]]
 
 
+def test_a_token_with_a_letter_that_is_none_by_itself_stays():
+    """Nothing else could write it."""
+    scored = [("<unk>", 0.0), ("▁", -1.0), ("a", -2.0), ("b", -3.0), ("ab", -4.0), ("QZ", -5.0)]
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.Unigram(scored, 0)), unk_token="<unk>")
+    assert needed(tokenizer, []) == {0, 1, 2, 3, 5}
+
+
 def test_an_unknown_token_that_only_the_model_names_stays():
     made = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2, "[UNK]": 3}, [("a", "b")], unk_token="[UNK]"))
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=made)
@@ -250,6 +257,9 @@ def test_what_cannot_lose_tokens_says_so(model_of, tokenizer, reader, read):
         check_tokens(model_of("gpt2"), tokenizer)
     with pytest.raises(UserError, match="tokenizer"):
         check_tokens(model_of("gpt2"), None)
+    marks = models.BPE({"a": 0, "##b": 1, "ab": 2}, [("a", "##b")], continuing_subword_prefix="##")
+    with pytest.raises(UserError, match="where words end or go on"):
+        check_tokens(model_of("gpt2"), hf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(marks)))
     with pytest.raises(UserError, match="the model knows only"):
         check_tokens(keep_tokens(model_for(reader), [0, 1, 2, len(reader) - 1]), reader)
     with pytest.raises(UserError, match="count=True"):

@@ -36,7 +36,7 @@ from pnn.bench.transformers_bert import build_bert
 from pnn.config import RunConfig
 from pnn.data.batches import PackedBatch, TrainingStream, special_tokens
 from pnn.data.masking import Masked
-from pnn.evaluation.passes import states_at
+from pnn.evaluation.passes import made_of
 from pnn.models import flops
 from pnn.training.loop import Trainer
 
@@ -153,7 +153,7 @@ def inference_row(run: RunConfig, budget: Budget, num_steps: int | None = None) 
         text, batches, model = text_of(host), held_out(host), host.model.to(device).eval()
 
     def predict(batch: PackedBatch, positions: Tensor) -> Tensor:
-        return model.read_out(states_at(model, batch, positions, num_steps)[-1]).argmax(-1)
+        return made_of(model, batch, positions, lambda h: model.read_out(h).argmax(-1), num_steps)
 
     predictions = [(partial(predict, *one.packed()), one.tokens) for one in batches]
     name = row_name(run) + ("" if num_steps is None else f", {num_steps} step{'' if num_steps == 1 else 's'}")

@@ -57,14 +57,24 @@ def states_at(
     (`every_step`, of encoders and of decoders with steps). Batch and positions are on the host. The model is in evaluation
     mode, and a decoder without its head: states are what its head reads. An encoder's tokens halt as `halt` says, or else its
     config, unless `num_steps` asks for so many."""
-    # a recorded pass writes its states where it wrote them before
-    return _pass(model, batch, positions, num_steps, every_step, halt, lambda states: [h.clone() for h in states])
+    return _pass(model, batch, positions, num_steps, every_step, halt, _kept)
 
 
-def made_of(model: PreTrainedModel, batch: PackedBatch, positions: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+def _kept(states: list[Tensor], borrowed: bool) -> list[Tensor]:
+    """A recorded pass writes its states where it wrote them before."""
+    return [h.clone() for h in states] if borrowed else states
+
+
+def made_of(
+    model: PreTrainedModel,
+    batch: PackedBatch,
+    positions: Tensor,
+    read: Callable[[Tensor], Tensor],
+    num_steps: int | None = None,
+) -> Tensor:
     """What `read` makes of the last states. Where tokens halt on a GPU it is sooner done than with `states_at`: the device is
     asked whether a recorded pass counts when all its work has been issued."""
-    return _pass(model, batch, positions, None, False, None, lambda states: read(states[-1]))
+    return _pass(model, batch, positions, num_steps, False, None, lambda states, borrowed: read(states[-1]))
 
 
 @torch.inference_mode()
@@ -75,8 +85,9 @@ def _pass(
     num_steps: int | None,
     every_step: bool,
     halt: Halting,
-    then: Callable[[list[Tensor]], T],
+    then: Callable[[list[Tensor], bool], T],
 ) -> T:
+    """`then` gets the states, and whether they are good until the next pass only."""
     causal = kind_of(model).causal
     longest = model.config.max_position_embeddings
     layout: type[PackedShape | RowsShape] = RowsShape if causal else PackedShape
@@ -103,7 +114,7 @@ def _pass(
             return _cast_once(run, flat, shape)
 
         def asked_for(states: list[Tensor]) -> T:
-            return then([h[: len(positions)] for h in states])
+            return then([h[: len(positions)] for h in states], True)
 
         if rule is None:
             states = recordings.replay(key, flat, compute)
@@ -115,7 +126,7 @@ def _pass(
         if made is not None:
             return made
     shape = layout.exact(batch, positions)
-    return then(run(to_device(shape.flat(batch, positions, longest), model.device), shape))
+    return then(run(to_device(shape.flat(batch, positions, longest), model.device), shape), False)
 
 
 def _cast_once(run: Callable[..., list[Tensor]], *given: Any) -> list[Tensor]:

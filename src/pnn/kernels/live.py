@@ -36,6 +36,8 @@ def _put(rows, at, new, count, stride, new_stride, width: tl.constexpr, block: t
 
 def put(rows: Tensor, at: Tensor, new: Tensor) -> None:
     """`rows` (N, …) get `new` (n, …) at these places, where they lie; what belongs to one place lies side by side."""
+    if len(at) == 0:
+        return
     width = new[0].numel()
     shape = {"width": width, "block": triton.next_power_of_2(width), "num_warps": 4}
     _put[(len(at),)](rows, at, new, len(rows), rows.stride(0), new.stride(0), **shape)
@@ -103,6 +105,8 @@ def settled(h: Tensor, at: Tensor | None, weight: Tensor, bias: Tensor, threshol
     out = torch.zeros(len(h), dtype=torch.bool, device=h.device)
     shape = {"width": h.shape[1], "block": triton.next_power_of_2(h.shape[1]), "num_warps": 4}
     looks = len(h) if at is None else len(at)
+    if looks == 0:
+        return out
     _settled[(looks,)](h, at, out, weight, bias, threshold, len(h), **shape, some=at is not None)
     return out
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from pnn.nn import fast
 from pnn.nn.gating import logit
-from pnn.nn.live import Live, Memory, Places, exact_sizes, go_on, only_sequences, plan_in_force, put, take
+from pnn.nn.live import Live, Memory, Places, go_on, only_sequences, plan_in_force, put, take
 from pnn.nn.packing import Layout, only_at
 from pnn.schedule import period
 
@@ -232,7 +232,7 @@ def refine(refiners: Sequence[nn.Module], h: Tensor, layout: Layout, at: Tensor 
             elif at is not None:
                 live, beside, chosen = go_on(live & asked, live & ~asked, asked, places)
         else:
-            stop = live & _settled(rule, was, now, h.flatten(0, 1), at, chosen)
+            stop = live & _settled(rule, was, now, h.flatten(0, 1), at, chosen, places.kernels)
             if chosen is not None or plan is not None or bool(stop.any()):
                 going = live & ~stop
                 if step + 1 == steps and at is not None:  # of the others nobody reads the last state
@@ -291,11 +291,11 @@ def _put(h: Tensor, rows: Tensor, new: Tensor) -> Tensor:
     return h.flatten(0, 1).index_copy(0, rows, new.to(h.dtype)).view_as(h)
 
 
-def _settled(rule: Rule, was: Tensor, now: Tensor, h: Tensor, at: Tensor | None, chosen: Live | None) -> Tensor:
+def _settled(rule: Rule, was: Tensor, now: Tensor, h: Tensor, at: Tensor | None, chosen: Live | None, kernels: bool) -> Tensor:
     """Whom the criterion lets go, as a mask over all tokens: from the rows that a step computed, before it and after it, and
     from all states h (N, d), which are the same where everybody was computed."""
     rows = None if chosen is None else chosen.here
-    if type(rule.criterion) is Learned and not exact_sizes(h.device) and fast.for_kernels(h):
+    if type(rule.criterion) is Learned and kernels:
         return fast.learned_settles(h, rows, rule.criterion, rule.halt.threshold)
     if rule.criterion.reads and at is not None:
         rows, was, now = at, take(was if chosen is None else h, at), take(h, at)

@@ -38,27 +38,28 @@ class Places:
     length: int
     rotation: tuple[Tensor, Tensor] | None  # a row for each token
     packed: bool
+    kernels: bool  # take over: on a GPU in 16 bit, without gradients
 
     @staticmethod
     def of(h: Tensor, layout: Layout) -> Places:
         batch, length = h.shape[:2]
         tokens, device = batch * length, h.device
         everything = torch.arange(tokens, device=device)
-        rotation = layout.rotation
+        rotation, kernels = layout.rotation, fast.for_kernels(h) and not exact_sizes(device)
         if rotation is not None:  # rows may share their positions
             rotation = tuple(x.expand(batch, *x.shape[1:]).flatten(0, 1) for x in rotation)  # type: ignore[assignment]
         if layout.cu_seqlens is None:
             borders = torch.arange(batch + 1, device=device) * length
             real = torch.ones_like(everything, dtype=torch.bool) if layout.keep is None else layout.keep.flatten()
             sequence = everything.div(length, rounding_mode="floor")
-            return Places(real, sequence, everything, borders, layout.keep, length, rotation, packed=False)
+            return Places(real, sequence, everything, borders, layout.keep, length, rotation, False, kernels)
         borders, lengths = layout.cu_seqlens.long(), layout.cu_seqlens.diff().long()
         length = layout.max_seqlen if layout.rows is None else layout.rows.keep.shape[1]
         sequence = torch.searchsorted(borders[1:].contiguous(), everything, right=True)
         row = everything - borders[sequence] + sequence * length
         keep = torch.arange(length, device=device) < lengths.clamp(min=1)[:, None]  # an empty sequence sees a zero: no NaN
         real = torch.ones_like(everything, dtype=torch.bool)
-        return Places(real, sequence, row, borders, keep, length, rotation, packed=True)
+        return Places(real, sequence, row, borders, keep, length, rotation, True, kernels)
 
     def in_use(self, wanted: Tensor) -> Tensor:
         """Whether somebody wants a token of its sequence, for every token."""
@@ -150,7 +151,7 @@ def choose(here: Tensor, beside: Tensor, places: Places) -> Live:
 def go_on(going: Tensor, stopped: Tensor, asked: Tensor, places: Places) -> tuple[Tensor, Tensor, Live]:
     """From masks over all tokens, of who would go on, who stops now and who is asked for: who is live, who has stopped, and
     their numbers. Where nobody that goes on is asked for, the whole sequence is done."""
-    if places.packed and not exact_sizes(going.device) and fast.for_kernels(going):
+    if places.packed and places.kernels:
         live, beside, numbers = fast.live_tokens(going, stopped, asked, places.borders, (_PLAN.get() or Plan()).of)
         sequences = torch.arange(len(places.borders) - 1, device=going.device)
         return live, beside, Live(*numbers[:2], sequences, numbers[2], places.length)
@@ -168,7 +169,7 @@ def put(rows: Tensor, tokens: Tensor, new: Tensor, in_place: bool = False) -> Te
     """All rows, those of these tokens anew; what was computed in vain is left out. `in_place`: the old ones may go."""
     if exact_sizes(rows.device):
         return rows.index_copy(0, tokens, new)
-    if fast.for_kernels(rows):
+    if rows.dim() > 1 and fast.for_kernels(rows):  # states; masks are small
         return fast.put_rows(rows if in_place else rows.clone(), tokens, new)
     return with_spare(rows).index_copy_(0, tokens, new)[:-1]
 
@@ -201,7 +202,7 @@ class Memory:
         self.refiner, self.places = refiner, places
         width = refiner.attention.head_width
         self.by_borders = places.packed and fast.for_kernels(h) and fast.flash_takes(width)
-        self.by_kernels = self.by_borders and not exact_sizes(h.device) and fast.live_attention_takes(width, places.length)
+        self.by_kernels = places.packed and places.kernels and fast.live_attention_takes(width, places.length)
         self.sequences = torch.arange(len(places.borders) - 1, device=h.device)  # whose rows it holds
         self.rows: Tensor | None = None  # (tokens or sequences · length, 2, heads, d_head); on a GPU one more, to spare
 
@@ -231,12 +232,16 @@ class Memory:
 
     def attend(self, q: Tensor, live: Live) -> Tensor:
         """softmax(q kᵀ / √d_head) v of the live tokens, whose queries these are: (n, heads, d_head)."""
+        if q.shape[1] == 0:
+            return q  # no heads: W_o of nothing is its bias
         assert self.rows is not None
         if self.by_kernels:
             return fast.live_attention(q, self.rows, live.borders, self.places.borders, self.places.length)
         k, v = self.rows[: self._count].unbind(1)
         if self.by_borders:  # what is computed in vain lies behind the last border: nothing is written there, it may be NaN
-            borders = torch.searchsorted(live.here, self.places.borders)  # of all sequences, also those without a live token
+            borders = live.borders  # of all sequences, also those without a live token
+            if exact_sizes(q.device):
+                borders = torch.searchsorted(live.here, self.places.borders)
             return fast.flash(q, k, v, borders.int(), self.places.borders.int(), live.longest, self.places.length)
         counts, each = live.borders.diff(), torch.arange(len(q), device=q.device)
         within = torch.arange(live.longest, device=q.device).minimum((counts - 1).clamp(min=0)[:, None])

@@ -242,8 +242,8 @@ def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, total:
         return []
     tokens = (
         f"−{written(100 * (settings.fewer or 0), 1)} % of the parameters cannot go: tokens that the text has rarely or never "
+        f"hold {per_cent(1 - left / total)} of them"
     )
-    tokens += f"hold {per_cent(1 - left / total)} of them"
     if not settings.units:
         raise UserError(f"{tokens}; name more kinds, such as --kinds tokens,neurons")
     batches = calibration(text, settings.as_cycle(), 1)

@@ -35,6 +35,7 @@ from pnn.plasticity.text import NOT_TOLD
 
 LESSONS = ("logits", "states")  # what is learnt of a teacher
 CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}  # of one model's logits in fp32
+TINY = torch.finfo(torch.float32).tiny
 LEARNS = 4  # a model that learns holds its weights, their gradients and two averages of these
 
 
@@ -59,7 +60,8 @@ class Teacher:
         loss = divergence(h, _head(student), wanted, _head(self.model), told)
         if self.lesson == "states":
             asked = 1.0 if told is None else (told == NOT_TOLD)[:, None].float()
-            loss = loss + (asked * (h.float() - wanted.float()).square()).sum() / (asked * wanted.float().square()).sum()
+            size = (asked * wanted.float().square()).sum()  # none where all is told
+            loss = loss + (asked * (h.float() - wanted.float()).square()).sum() / size.clamp(min=TINY)
         return loss
 
 

@@ -101,7 +101,7 @@ class Text:
         if self.ends is None:
             return None
         before, total = self.ends.cumsum(1) - self.ends.long(), self.ends.sum(1)
-        return (before > 0) & (before < total[:, None]), total - 1
+        return (before > 0) & (before < total[:, None]), (total - 1).clamp(min=0)
 
     def sample(self, count: int, seed: int, round_: int) -> Tensor:
         """Rows to score heads on, others in every round."""

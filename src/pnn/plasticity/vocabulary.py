@@ -11,9 +11,9 @@ it ends earlier. What a token's loss is must not hang on that: it is counted per
 and the teacher, who never wrote those tokens in pieces, is not asked for them (`Text.pieces`).
 
 What never goes: what tokens that stay are made of (BPE merges two tokens into one, so both must be there); single characters
-and bytes; special and added tokens. So text that has none of the tokens that went is cut into the same tokens as before, but
-for characters that a Unigram vocabulary does not know. Tokens are numbered anew, in their old order: the model and its
-tokenizer change together.
+and bytes, and tokens with a character that is none of these; special and added tokens. So text that has none of the tokens
+that went is cut into the same tokens as before, but for characters that a Unigram vocabulary does not know. Tokens are numbered
+anew, in their old order: the model and its tokenizer change together.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Trimmed(NamedTuple):
     text: Text
     kept: list[int] | None = None  # which tokens these are in the whole vocabulary; None: all
     recut: int = 0  # held-out rows that had others, which stand there in pieces
-    rare: int = 0  # how many of the others the text to learn from has
+    rare: int = 0  # tokens that went although the text to learn from has them
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None) -> None:
@@ -70,8 +70,10 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | No
         raise UserError("tokens cannot go without the model's tokenizer, which changes with it")
     spec = _spec(tokenizer)
     _parts(spec)
-    if spec["model"].get("end_of_word_suffix"):
-        raise UserError("tokens cannot go from a vocabulary that marks the ends of words: their pieces would have to be known")
+    if spec["model"].get("end_of_word_suffix") or spec["model"].get("continuing_subword_prefix"):
+        raise UserError(
+            "tokens cannot go from a vocabulary that marks where words end or go on: their pieces would have to be known"
+        )
     if (highest := max(tokenizer.get_vocab().values())) >= _rows(model):
         raise UserError(f"the tokenizer has a token {highest:,}, but the model knows only {_rows(model):,}: it is another's")
 
@@ -128,7 +130,9 @@ def needed(tokenizer: PreTrainedTokenizerFast, used: Iterable[int]) -> set[int]:
     number, parts = _vocabulary(spec), _parts(spec)
     name = {token: said for said, token in number.items()}
     found = {token["id"] for token in spec["added_tokens"]} | {*tokenizer.all_special_ids}
-    found |= {token for said, token in number.items() if _is_simple(said, spec["model"])}
+    found |= {token for said, token in number.items() if _is_simple(said)}
+    if not spec["model"].get("byte_fallback"):  # a token with a letter that is none by itself has no pieces
+        found |= {token for said, token in number.items() if not {*said} <= number.keys()}
     if isinstance(unknown := spec["model"].get("unk_id", number.get(spec["model"].get("unk_token"))), int):
         found.add(unknown)
     found |= {*used}
@@ -190,7 +194,7 @@ def _parts(spec: Spec) -> dict[str, set[str]]:
         raise UserError(f"tokens of a {kind} vocabulary cannot go: only of BPE and of Unigram, which have pieces for any text")
     found: dict[str, set[str]] = {}
     for first, second in _merges(spec):
-        found.setdefault(_merged(first, second, spec), set()).update((first, second))
+        found.setdefault(first + second, set()).update((first, second))
     return found
 
 
@@ -200,14 +204,9 @@ def _merges(spec: Spec) -> list[tuple[str, str]]:
     return [(first, second) for first, second in pairs]
 
 
-def _merged(first: str, second: str, spec: Spec) -> str:
-    return first + second.removeprefix(spec["model"].get("continuing_subword_prefix") or "")
-
-
-def _is_simple(said: str, model: Spec) -> bool:
+def _is_simple(said: str) -> bool:
     """A character, or a byte: what other text is written with where nothing longer is left."""
-    bare = said.removeprefix(model.get("continuing_subword_prefix") or "")
-    return len(bare) <= 1 or (len(said) == 6 and said.startswith("<0x") and said.endswith(">"))
+    return len(said) <= 1 or (len(said) == 6 and said.startswith("<0x") and said.endswith(">"))
 
 
 # Without them ---------------------------------------------------------------------------------------------------------
@@ -221,7 +220,7 @@ def without_tokens(tokenizer: PreTrainedTokenizerFast, kept: Sequence[int]) -> P
     if isinstance(model["vocab"], dict):
         model["vocab"] = number
         model["merges"] = [
-            (first, second) for first, second in _merges(spec) if {first, second, _merged(first, second, spec)} <= number.keys()
+            (first, second) for first, second in _merges(spec) if {first, second, first + second} <= number.keys()
         ]
     else:
         model["vocab"] = [entry for token, entry in enumerate(model["vocab"]) if token in place]
@@ -357,6 +356,8 @@ class _Cuts:
 
     def _some(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
         count = self.count[rows]
+        if not count.all():
+            raise UserError("the text has a token that went and that nothing else can write: this tokenizer's tokens cannot go")
         flat, lengths = count.ravel(), count.sum(1)
         token = np.repeat(rows.ravel(), flat)  # that each piece is of
         nth = np.arange(len(token)) - np.repeat(flat.cumsum() - flat, flat)  # of its pieces
