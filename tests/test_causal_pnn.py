@@ -33,7 +33,7 @@ def scripts(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("size", ["mini", "toy"])
+@pytest.mark.parametrize("size", ["mini", "text", "toy"])
 def test_arms_are_equal_where_they_are_said_to_be(scripts, size):
     arms, _ = scripts
     parameters, training, blocks = {}, {}, {}
@@ -68,7 +68,7 @@ def test_a_familys_rate_is_the_one_with_the_lowest_loss(scripts, tmp_path):
     rows = [
         {"name": f"{family}_once learning_rate={rate}", "texts": {"validation": {"value": loss}}}
         for family, found in losses.items()
-        for rate, loss in zip(arms.RATES, found, strict=True)
+        for rate, loss in zip(arms.SIZES["mini"].rates, found, strict=True)
     ]
     (tmp_path / "sweep.json").write_text(json.dumps({"arms": rows}))
     assert arms.best_rates(tmp_path / "sweep.json") == {"additive": 2e-3, "delta": 1e-3, "pnn": 4e-3}

@@ -20,7 +20,7 @@ from pnn.files import write_text
 from pnn.runs import read_json
 
 FAMILIES = {"additive": "adds (GPT-like)", "delta": "Deep Delta", "pnn": "causal PNN"}
-RATES = (1e-3, 2e-3, 4e-3)
+HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,14 @@ class Size:
     hidden_size: int
     num_attention_heads: int
     layers: int
+    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
 
 
-SIZES = {"mini": Size("ddl_mini", 50304, 384, 3, 6), "toy": Size("ddl_tiny", 128, 64, 2, 4)}
+SIZES = {
+    "mini": Size("ddl_mini", 50304, 384, 3, 6),
+    "text": Size(str(HERE / "text.yaml"), 1024, 64, 2, 4, (2e-3, 4e-3, 8e-3)),
+    "toy": Size("ddl_tiny", 128, 64, 2, 4),
+}
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ def main() -> None:
     asked = parser.parse_args()
     rates = best_rates(asked.rates) if asked.rates else {}
     asked.folder.mkdir(parents=True, exist_ok=True)
+    write_text(asked.folder / "rates", ",".join(f"{rate:g}" for rate in SIZES[asked.size].rates))
     for name, arm in ARMS.items():
         config = config_of(name, SIZES[asked.size], rates.get(arm.family))
         write_text(asked.folder / f"{name}.yaml", yaml.safe_dump(config, sort_keys=False))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from arms import ARMS, FAMILIES, PAIRS, RATES, SIZES, best_rates, model_of
+from arms import ARMS, FAMILIES, PAIRS, SIZES, best_rates, model_of
 
 from pnn.differences import losses_apart, pairs_table
 from pnn.errors import UserError
@@ -73,7 +73,7 @@ def main() -> None:
     rates = best_rates(folder / "rates" / "sweep.json")
     first = read_environment(runs_of("additive_once", folder)[0])
     seeds = min(len(one["loss_by_seed"]) for one in rows.values())
-    edges = [family for family, rate in rates.items() if rate in (min(RATES), max(RATES))]
+    edges = [family for family, rate in rates.items() if rate in (min(SIZES[size].rates), max(SIZES[size].rates))]
     departures = [f"{family}: {rates[family]:g} lies at the edge of the rates" for family in edges]
     departures += [f"{name}: {len(one['loss_by_seed'])} seeds" for name, one in rows.items() if len(one["loss_by_seed"]) != 3]
     result = {

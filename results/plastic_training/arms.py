@@ -46,6 +46,7 @@ class Size:
 
 SIZES = {
     "toy": Size("ddl_tiny", "synthetic_hard", 128, 64, 2, 4, 240),
+    "text": Size(str(Path(__file__).resolve().parents[1] / "causal_pnn" / "text.yaml"), None, 1024, 64, 4, 4, 1000),
     "mini": Size("ddl_mini", None, 50304, 384, 6, 6, 1000),
 }
 MODELS = ("gpt2", "ddl", "pnn_causal")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every arm with three seeds. Usage: results/plastic_training/run.sh MODEL SIZE RUNS [pnn sweep arguments]
-# MODEL: gpt2, ddl or pnn_causal. SIZE: toy (the embedded corpus, a CPU) or mini (a GPU; text by --set data.train='text/*.txt.xz').
+# MODEL: gpt2, ddl or pnn_causal.
+# SIZE: toy (the embedded corpus, a CPU), text (real text by --set data.train='text/*.txt.xz', a CPU) or mini (likewise, a GPU).
 # Stopped, the same command goes on.
 set -euo pipefail
 model=$1 size=$2 runs=$3
