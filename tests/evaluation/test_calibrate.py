@@ -13,6 +13,7 @@ from torch import nn
 import pnn
 from pnn import runs
 from pnn.data.run_tokens import held_out
+from pnn.data.synthetic import paragraphs
 from pnn.errors import UserError
 from pnn.evaluation import choosing as room
 from pnn.evaluation.calibrate import calibrate
@@ -268,7 +269,9 @@ def test_a_learned_unit_outlives_every_choice(run, halt, pnn_command, monkeypatc
 
     monkeypatch.setattr(room, "SECONDS", 0.01)
     monkeypatch.setattr(room, "fastest", lambda rows, lose: rows[2])
-    code, out, err = pnn_command("calibrate", tmp_path / "unit", "--lose", 5, "--data", "synthetic", "--json")
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(paragraphs(400, seed=0)))
+    code, out, err = pnn_command("calibrate", tmp_path / "unit", "--lose", 5, "--data", text, "--json")
     assert code == 0, err
     assert "halting by learned" in out  # it is tried again
     assert kept(tmp_path / "unit").num_steps == 2
