@@ -122,7 +122,7 @@ def shrink() -> Iterator[Item]:
 
 
 def halting() -> Iterator[Item]:
-    """Of two models that were trained to be read while their context has halted. Their speeds here are older than the kernels for
+    """Of two models that were trained to be read while their context has halted. Their speeds are older than the kernels for
     tokens that halt (`kernels/live`), and their weights are gone: all anew but the oracles."""
     here, texts = HERE / "halting" / "real_text", ("tokens", "wikitext")
     for model in ("pnn_rewrite_one_ready", "pnn_paper_ready"):

@@ -151,6 +151,18 @@ def test_two_seeds_are_too_few_for_a_verdict(collect, put):
     assert result(collect)["metrics"]["points_ahead_of_bert4"]["verdict"] == "too few seeds"
 
 
+def test_three_rounds_are_told_beside_the_rules(collect, put):
+    whole_a(put)
+    for seed in range(3):
+        put("a", "pnn_rounds3", seed, points=3 * seed + 2 + 0.1 * (seed % 2))
+    found = result(collect)
+    gap = found["metrics"]["three_rounds_ahead_of_bert12"]
+    assert (gap["mean"], gap["verdict"]) == (pytest.approx(2), "won")
+    assert found["metrics"]["points_ahead_of_bert12"]["mean"] == pytest.approx(1)  # what the rules ask stays as it is
+    assert not [one for one in found["departures"] if one.startswith("(a)")]
+    assert "beyond the rules), against BERT-12 | +2.00" in (collect.HERE / "README.md").read_text()
+
+
 @pytest.mark.parametrize(("points", "outcome"), [(-0.4, "held"), (-0.6, "lost"), (2.0, "held")])
 def test_ten_epochs_may_trail_by_half_a_point(collect, put, points, outcome):
     put("b", "pnn_rewrite", 0, points=points)

@@ -15,6 +15,7 @@ from typing import Any
 
 import prompts
 from comparison import (
+    BEYOND,
     MEAN_LENGTH,
     NAMES,
     RIVALS,
@@ -137,12 +138,14 @@ def rates_table(runs: list[Run]) -> str:
 
 def ahead_table(metrics: dict[str, Any]) -> str:
     lines = []
-    for rival, key in RIVALS.items():
+    asked = {f"(a) against {NAMES[rival]}": key for rival, key in RIVALS.items()}
+    asked[f"(a) {NAMES[BEYOND]} (beyond the rules), against {NAMES['bert12']}"] = "three_rounds_ahead_of_bert12"
+    for words, key in asked.items():
         if (gap := metrics.get(key)) is not None:
             between = interval((gap["low"], gap["high"]), 2, scale=1)
             beside = estimate(gap["student"], 2).partition(" ")[2].strip("()")
             lines.append(
-                f"| (a) against {NAMES[rival]} | {written(gap['mean'], 2, plus=True)} | {between} | {beside} "
+                f"| {words} | {written(gap['mean'], 2, plus=True)} | {between} | {beside} "
                 f"| {len(gap['seeds'])} | {gap['verdict']} |"
             )
     for rival, gap in metrics.get("points_ahead_at_b", {}).items():
