@@ -92,9 +92,9 @@ def items() -> Iterator[Item]:
 
 
 def shrink() -> Iterator[Item]:
-    """Of SmolLM2: a fifth fewer parameters, then the curve, one seed, and learning without the teacher."""
+    """Of SmolLM2: looks at how to learn, a fifth fewer parameters, then the curve, one seed, and without the teacher."""
     command = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
-    command += " --score-rows 256 --adapt 300 --updates 769 --rate 6e-4"  # 25M tokens of learning each
+    command += " --score-rows 256 --adapt 300"
     too, not_too = "--kinds token head neuron", "--kinds head neuron"
     arms = [
         ("control", "--shares"),
@@ -104,19 +104,24 @@ def shrink() -> Iterator[Item]:
     wanted = [(name, asked, seed) for seed in range(3) for name, asked in arms]
     wanted += [(f"less-{share}-tokens-logits", f"--shares {share / 100:g} {too}", 0) for share in (10, 30, 40, 50)]
     wanted += [("less-20-tokens-none", f"--shares 0.2 --teachers none {too}", 0)]
-    after = "."
-    for name, asked, seed in wanted:
-        file = f"{name}-{seed}.json"
-        kept = f"shrink/measured/smollm2_135m/{file}"
-        yield Item(
-            f"shrink, {name}, seed {seed}",
-            2.5,
-            f"{command} {asked} --seeds {seed}",
-            f"shrink/measured/{file}",
-            kept,
-            ("SmolLM2-135M", "text"),
-            after,
+    left = [
+        (f"{name}-{seed}", 2.5, f"{asked} --seeds {seed} --updates 769 --rate 6e-4")  # 25M tokens of learning each
+        for name, asked, seed in wanted
+    ]
+    # would more and smaller updates make more of the same tokens? Looks at 6.3M of them, by rows per update and rate
+    looks = [
+        (
+            f"less-20-tokens-logits-0-look-{rows}-{rate}",
+            1.5,
+            f"--shares 0.2 {too} --seeds 0 --look {rows}-{rate} --batch {rows} --updates {192 * 64 // rows} --rate {rate}",
         )
+        for rows, rate in ((64, "6e-4"), (16, "6e-4"), (16, "3e-4"))
+    ]
+    after = "."
+    for name, minutes, asked in [*looks, *left]:
+        kept = f"shrink/measured/smollm2_135m/{name}.json"
+        about = (f"shrink/measured/{name}.json", kept, ("SmolLM2-135M", "text"), after)
+        yield Item(f"shrink, {name}", minutes, f"{command} {asked}", *about)
         if not (HERE / kept).exists():
             after = "shrink/measured/adapted.json"  # which the first that is left makes
 

@@ -64,6 +64,8 @@ def test_from_a_model_to_a_table(scripts, tmp_path, monkeypatch):
     before = Path("runs/measured/less-20-logits-0.json").stat().st_mtime_ns
     study("--shares", "0.2")
     assert Path("runs/measured/less-20-logits-0.json").stat().st_mtime_ns == before
+    study("--shares", "0.2", "--look", "faster", "--rate", "1e-2")  # beside it, and not compared
+    assert json.loads(Path("runs/measured/less-20-logits-0-look-faster.json").read_text())["rate"] == 0.01
 
     shutil.copytree("runs/measured", collect.HERE / "measured" / "tiny")
     collect.main()

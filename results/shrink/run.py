@@ -50,7 +50,8 @@ class Study:
 
     def share(self, adapted: PreTrainedModel, share: float, teacher: str, seed: int) -> None:
         tokens_too = "-tokens" if TOKEN in self.asked.kinds else ""
-        name = f"less-{100 * share:g}{tokens_too}-{teacher}-{seed}"
+        look = f"-look-{self.asked.look}" if self.asked.look else ""
+        name = f"less-{100 * share:g}{tokens_too}-{teacher}-{seed}{look}"
         if not self._begins(name):
             return
         settings = ShrinkSettings(
@@ -68,7 +69,7 @@ class Study:
         )
         found = shrink(adapted, self.text, self.runs / name, settings, tokenizer=self.tokenizer, resume=True, quiet=False)
         kept = {"share": share, "teacher": teacher, "kinds": self.asked.kinds, "seed": seed, "summary": found.summary}
-        self._keep(name, found.model, {"arm": "less", **kept}, found.text)
+        self._keep(name, found.model, {"arm": "look" if look else "less", **kept}, found.text)
 
     def adapted(self, model: PreTrainedModel) -> None:
         """The model in RUNS/adapted, and what it is worth before and after."""
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=MAY_GO, default=KINDS, help="of units that may go")
     parser.add_argument("--teachers", nargs="+", default=["logits"], help="logits, states, none")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--look", default="", help="a word for the names of arms with other settings, which are not compared")
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--adapt", type=int, default=500)
     parser.add_argument("--rate", type=float, default=3e-4)
