@@ -50,7 +50,7 @@ def _known(monkeypatch):
 
 def build(form, **more):
     torch.manual_seed(0)
-    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZE, **FORMS[form], **more, zero_init=False, initializer_range=0.1))
+    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**(SIZE | FORMS[form] | more), zero_init=False, initializer_range=0.1))
     return model.eval()
 
 
@@ -156,6 +156,7 @@ def test_a_recorded_pass_is_the_plain_one(form, longest, criterion, monkeypatch)
         known = passes._HALTING[model]
         states_at(model, *some_texts(7), halt=halt)  # the last of them may have needed more room than there was
         assert known.recorded, known.failed
+        counts_when_replayed(model, known, *some_texts(7), halt, monkeypatch)
         with monkeypatch.context() as patch:
             patch.setattr(passes, "_recordings_of", lambda model, halting: None)
             expected = [states_at(model, *some_texts(seed), halt=halt)[0] for seed in range(8)]
@@ -166,6 +167,38 @@ def test_a_recorded_pass_is_the_plain_one(form, longest, criterion, monkeypatch)
         assert difference.median() < 0.02 * size
         assert (difference < 0.1 * size).float().mean() > 0.97  # a token beside the threshold may fall to either side
         assert (all_steps.float() - other.float()).norm(dim=-1).median() > difference.median()  # something halts
+
+
+def counts_when_replayed(model, known, texts, at, halt, monkeypatch):
+    """A pass that is void would be computed again, without a recording, and be right as well."""
+    with monkeypatch.context() as patch:
+        patch.setattr(known, "forget", lambda key: pytest.fail(f"void: {key}"))
+        states_at(model, texts, at, halt=halt)
+
+
+@pytest.mark.parametrize("room", [0, 1, 64])
+@pytest.mark.parametrize("form", FORMS)
+def test_too_little_room_reads_nothing_else_at_full_width(form, room, monkeypatch):
+    """As measured: twelve heads, many sequences, a learned unit. A read behind a buffer ends the process here."""
+    model = build(form, hidden_size=768, num_attention_heads=12, intermediate_size=2048, max_position_embeddings=128)
+    halt = halting_half(model, "learned")
+    model.cuda()
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(1, 128, 1000)
+    texts = pack(draw.integers(5, 500, lengths.sum()), lengths, np.zeros(1000, np.int64))
+    at = torch.arange(0, int(lengths.sum()), 7)
+    with torch.autocast("cuda", torch.bfloat16):
+        for _ in range(3):
+            states_at(model, texts, at, halt=halt)
+        known = passes._HALTING[model]
+        ((key, enough),) = known.room.items()
+        known.room[key] = small = tuple((room, room) for _ in enough)
+        known.seen.add((key, small))
+        states_at(model, texts, at, halt=halt)  # void, and computed again
+        torch.cuda.synchronize()
+        states_at(model, texts, at, halt=halt)
+        assert (key, small) not in known.recorded
+        counts_when_replayed(model, known, texts, at, halt, monkeypatch)
 
 
 def test_a_recorded_pass_without_room_is_computed_again(monkeypatch):

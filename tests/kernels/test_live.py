@@ -46,6 +46,8 @@ def test_rows_are_put_where_they_lie(dtype):
     expected[places[:4], 1:] = new[:4]
     live.put(rows, places, new)
     assert torch.equal(whole, expected)
+    live.put(rows[:, :, :0], places, new[:, :, :0])  # of a refiner without heads
+    assert torch.equal(whole, expected)
 
 
 @every_type

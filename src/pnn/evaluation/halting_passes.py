@@ -17,7 +17,7 @@ from torch import Tensor
 from pnn.nn.halting import CRITERIA, Halt
 from pnn.nn.live import Plan, planned
 from pnn.nn.packing import SMALLEST, round_up
-from pnn.nn.recording import Recordings
+from pnn.nn.recording import Recordings, reading
 
 MOST = 256  # passes that are recorded of one model: every setting has its own
 MORE = 1.03  # of what was seen: batches of one shape differ by little
@@ -37,8 +37,8 @@ def replay_halting(
     every_step: bool,
 ) -> T | None:
     """What `then` makes of the states of a pass over so many tokens that is asked for so many positions; None where it has to
-    be computed without a recording. `then` is issued before the device is asked whether the pass counts, so that the device
-    does not wait meanwhile."""
+    be computed without a recording. `then` is issued before the host waits for what the pass counted: the device is about it
+    while the host makes the next batch ready."""
     counts_tell = CRITERIA[halt.criterion].measures
     room: Room | None = recordings.room.get(key) if counts_tell else ((positions, tokens),)
     if room is not None:
@@ -53,9 +53,12 @@ def replay_halting(
         if found is None:
             return None
         states, counts = found
+        read_counts = None if counts is None else reading(counts)
         made = then(list(states))
-        if counts is None or enough(room, counts.tolist()):  # waits for the device
+        if read_counts is None or enough(room, read_counts()):
             return made
+        if recordings.device.type == "cuda":
+            torch.cuda.synchronize(recordings.device)  # `then` still reads what the recording holds
         recordings.forget((key, room))
     with planned(Plan()) as plan:
         states = compute(flat.to(recordings.device))

@@ -158,11 +158,11 @@ class PackedShape(NamedTuple):
 
     @staticmethod
     def bucket(batch: PackedBatch, positions: Tensor, longest: int) -> PackedShape:
-        """Sequences and positions are counted in sixteenths of the tokens."""
+        """Positions are counted in sixteenths of the tokens, sequences in half of that: each costs a program per head."""
         tokens = bucket(len(batch.input_ids))
         filler = math.ceil((tokens - len(batch.input_ids)) / longest)
         return PackedShape(
-            tokens, round_up(len(batch.cu_seqlens) + filler, tokens // 16), round_up(len(positions), tokens // 16)
+            tokens, round_up(len(batch.cu_seqlens) + filler, tokens // 32), round_up(len(positions), tokens // 16)
         )
 
     def flat(self, batch: PackedBatch, positions: Tensor, longest: int) -> Tensor:

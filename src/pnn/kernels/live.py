@@ -36,7 +36,7 @@ def _put(rows, at, new, count, stride, new_stride, width: tl.constexpr, block: t
 
 def put(rows: Tensor, at: Tensor, new: Tensor) -> None:
     """`rows` (N, …) get `new` (n, …) at these places, where they lie; what belongs to one place lies side by side."""
-    if len(at) == 0:
+    if new.numel() == 0:  # nobody, or a refiner without heads
         return
     width = new[0].numel()
     shape = {"width": width, "block": triton.next_power_of_2(width), "num_warps": 4}
@@ -49,7 +49,7 @@ def _attend(
     heads: tl.constexpr, width: tl.constexpr, block_q: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """One head of one sequence: its keys are read once, for all queries that are there."""
-    sequence, head = tl.program_id(0), tl.program_id(1)
+    sequence, head = tl.program_id(0) // heads, tl.program_id(0) % heads  # a token's heads lie side by side
     first_q = tl.load(q_borders + sequence).to(tl.int64)
     queries = tl.load(q_borders + sequence + 1).to(tl.int64) - first_q
     if queries > 0:
@@ -80,8 +80,9 @@ def attend(q: Tensor, kv: Tensor, q_borders: Tensor, borders: Tensor, longest: i
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shape = {"heads": heads, "width": width, "block_q": 16, "block_k": max(16, triton.next_power_of_2(longest))}
     scale = LOG2_E / math.sqrt(width)
-    grid = (len(borders) - 1, heads)
-    _attend[grid](q, kv, out, q_borders, borders, q.stride(0), kv.stride(0), scale, **shape, num_warps=4)
+    launch = {"num_warps": 4, "maxnreg": 128}  # so that a multiprocessor holds four programs: most sequences are empty
+    given = (q, kv, out, q_borders, borders, q.stride(0), kv.stride(0), scale)
+    _attend[((len(borders) - 1) * heads,)](*given, **shape, **launch)
     return out
 
 
@@ -95,7 +96,8 @@ def _settled(h, at, out, weight, bias, threshold, count, width: tl.constexpr, bl
         columns = tl.arange(0, block)
         x = tl.load(h + place * width + columns, mask=columns < width, other=0.0).to(tl.float32)
         w = tl.load(weight + columns, mask=columns < width, other=0.0).to(tl.float32)
-        chance = tl.sigmoid(tl.sum(x * w, 0) + tl.load(bias).to(tl.float32))
+        logit = tl.sum(x * w, 0) + tl.load(bias).to(tl.float32)
+        chance = tl.div_rn(1.0, 1.0 + tl.exp(-logit))  # thresholds lie next to one, and `tl.sigmoid` divides to two ulp
         tl.store(out + place, chance >= threshold)
 
 

@@ -40,7 +40,7 @@ from pnn.models.lean import leave_out_logits, with_logits_again
 from pnn.models.recorded import keeps_everything, without_asking
 from pnn.models.registry import kind_of
 from pnn.nn.fast import kernels_compute
-from pnn.nn.recording import room_to_record, where_weights_lie
+from pnn.nn.recording import reading, room_to_record, where_weights_lie
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import HEAD, NEURON, architecture_of
 from pnn.plasticity.measure import computing, precision_of
@@ -243,21 +243,6 @@ def may_record(model: PreTrainedModel) -> bool:
     return keeps_everything(model.config) and where_weights_lie(model.base_model) is not None
 
 
-def reading(x: Tensor) -> Callable[[], float]:
-    """Gives the number as soon as it is there. On a GPU nobody waits for what is issued in the meantime: while it computes the
-    optimiser's step, the host is about the next update already."""
-    if x.device.type != "cuda":
-        return partial(float, x)
-    on_host = x.to("cpu", non_blocking=True)
-    there = torch.cuda.current_stream(x.device).record_event()
-
-    def read() -> float:
-        there.synchronize()
-        return float(on_host)
-
-    return read
-
-
 def learn(
     model: PreTrainedModel,
     new: Iterable[Any],
@@ -292,6 +277,7 @@ def learn(
                 seed_update = partial(seed_all, seed * 1_000_003 + first + step)
                 with torch.random.fork_rng([model.device] if on_gpu else []), passes.update(warming):
                     seed_update()
+                    # while the device computes the optimiser's step, the host is about the next update already
                     read_loss = reading(passes(batch_at(first + step), seed_update))
                     step_down(model, moved_by, learning_rate(step, steps, plan))
                 loss = read_loss()
