@@ -18,15 +18,15 @@ from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Estimate, seeds_and_s
 TOTALS = "by_sequence.json"  # in measured/: what every run of (a) and (b) got right in each sequence
 TEXT = "wikitext_tokens"
 OURS = "pnn_rewrite"
+BEYOND = "pnn_rounds3"  # not in the rules: about as many FLOPs as BERT-12
 NAMES = {
     OURS: "PNN-rewrite",
     "pnn_gateless": "PNN-rewrite without its gate",
     "bert4": "BERT-4",
     "bert12": "BERT-12",
     "pnn_paper": "the paper's PNN",
-    "pnn_rounds3": "PNN-rewrite, three rounds",
+    BEYOND: "PNN-rewrite, three rounds",
 }
-BEYOND = "pnn_rounds3"  # not in the rules: three rounds, about as many FLOPs as BERT-12
 SEEDS = {OURS: 5, "bert4": 5, "pnn_gateless": 3, "bert12": 3, "pnn_paper": 1}  # of (a)
 RIVALS = {"bert12": "points_ahead_of_bert12", "bert4": "points_ahead_of_bert4", "pnn_gateless": "points_ahead_of_gateless"}
 OF_FORM = {"base": OURS, "rotary": OURS}  # looks at the form that is compared, with either kind of positions
