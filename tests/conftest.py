@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytest.register_assert_rewrite("habits")  # their assertions explain themselves too
 gc.disable()  # until all is imported: there is no garbage in it
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
