@@ -239,7 +239,7 @@ def compare(result: dict, expected: dict[str, dict[str, float]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("bf16", [False, True])  # autocast, as on a GPU
 def test_ours_score_the_same_through_pnn_and_lm_evals_command(pnn_command, ours, files, through_lm_eval, monkeypatch, bf16):
-    monkeypatch.setattr(harness, "_has_bf16", lambda device: bf16)
+    monkeypatch.setattr(harness, "gpu_has_bf16", lambda device: bf16)
     options = ("--task", "all", "--shots", "1", "--task-files", files, "--limit", 6, "--json")
     code, out, err = pnn_command("evaluate", ours, *options)
     assert code == 0, err
@@ -266,6 +266,13 @@ def run(ddl, tmp_path) -> Path:
     (tmp_path / "run" / "config.yaml").write_text("name: run\n")
     (tmp_path / "run" / "evaluation.json").write_text('{"loss": 2.5, "tasks": {"checkpoint": "old", "shots": {"5": {}}}}')
     return tmp_path / "run"
+
+
+def test_a_run_that_was_not_evaluated_keeps_no_tasks(pnn_command, run, files):
+    (run / "evaluation.json").unlink()
+    code, _, err = pnn_command("evaluate", run, "--task", "piqa", "--task-files", files)
+    assert (code, "has no evaluation.json: let its training finish" in " ".join(err.split())) == (2, True)
+    assert not (run / "evaluation.json").exists()
 
 
 def test_a_run_folder_keeps_the_result_beside_what_it_has(pnn_command, run, files):
@@ -339,7 +346,7 @@ def test_where_there_is_bf16_logits_are_computed_in_it_and_still_tell_answers_ap
     exact = evaluate_tasks(model, tokenizer, list(TASKS), 0, local=files, device="cpu")
     kinds = set()
     model.head.register_forward_hook(lambda module, args, out: kinds.add(out.dtype))
-    monkeypatch.setattr(harness, "_has_bf16", lambda device: True)
+    monkeypatch.setattr(harness, "gpu_has_bf16", lambda device: True)
     rounded = evaluate_tasks(model, tokenizer, list(TASKS), 0, local=files, device="cpu")
     assert kinds == {torch.bfloat16}
     assert rounded["average"]["accuracy"] == pytest.approx(exact["average"]["accuracy"], abs=0.1)

@@ -320,6 +320,8 @@ def test_a_trial_with_a_limit_leaves_no_submission(pnn_command, tiny_encoders, t
     assert pnn_command("finetune", tiny_encoders["pnn"], *options)[0] == 0
     assert read(tmp_path / "run" / "rte" / "result.json")["data"]["examples"] == {"train": 5, "dev": 5}
     assert not (tmp_path / "run" / "rte" / "predictions").exists()
+    options = ["--task", "rte", "--data", task_files, "--output", tmp_path / "one", "--limit", 1, *QUICK]
+    fails(pnn_command, tiny_encoders["pnn"], *options, says=("the dev set has one example or passage", "raise --limit"))
 
 
 def test_a_group_leaves_out_what_has_no_training_set(pnn_command, tiny_encoders, task_files, tmp_path):

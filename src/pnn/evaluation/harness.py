@@ -33,6 +33,7 @@ from pnn.evaluation.task_files import TASKS, check_names, read_documents, write_
 from pnn.files import write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.loading import load_decoder, longest_input
+from pnn.models.precision import gpu_has_bf16
 from pnn.models.registry import kind_of
 from pnn.progress import console, say
 from pnn.results import TaskRow, Tasks, TasksAtShots, TaskScore
@@ -71,6 +72,8 @@ def evaluate_run_on_tasks(
     folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
     kept = folder is not None and Path(run).resolve() == folder and limit is None
     held = folder / "evaluation.json" if folder is not None and kept else None
+    if held is not None and not held.exists():
+        raise UserError(f"{folder} has no evaluation.json: let its training finish, or run `pnn evaluate {folder}` first")
     _read_held(held)  # what is wrong with it or with the task files shows before hours of work
     if local is not None:
         for name in tasks:
@@ -120,7 +123,7 @@ def evaluate_tasks(
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     definitions = Path(lm_eval.tasks.__file__).parent
-    bf16 = {"mixed_precision_dtype": "bfloat16"} if _has_bf16(device) else {}
+    bf16 = {"mixed_precision_dtype": "bfloat16"} if gpu_has_bf16(device) else {}
     # sums of log-probabilities need more than 16 bits
     settings: dict[str, Any] = {"max_length": longest_input(model), **bf16, "softmax_dtype": "float32"}
     same = f"dtype={str(model.dtype).removeprefix('torch.')}," + ",".join(f"{key}={value}" for key, value in settings.items())
@@ -249,11 +252,7 @@ def _batch_size(device: str) -> int:
 
 def _precision(model: PreTrainedModel, device: str) -> str:
     names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-    return "bf16" if _has_bf16(device) else names.get(model.dtype, str(model.dtype))
-
-
-def _has_bf16(device: str) -> bool:
-    return device.startswith("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16" if gpu_has_bf16(device) else names.get(model.dtype, str(model.dtype))
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from pnn.finetuning.encoding import Encoded, by_length, encode, packed
 from pnn.finetuning.examples import read_hub, read_local
 from pnn.finetuning.tasks import TASKS
 from pnn.models.loading import load_as_named, read_config
+from pnn.models.precision import predicts_in
 from pnn.runs import read_json
 
 USERS = "pipelines, from_pretrained, finetune and export"
@@ -99,8 +100,6 @@ def calibrate_run(
     if batch_tokens is not None:
         batch_size = max(1, batch_tokens // max(int(one.lengths.max()) for one in sets))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    use_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    precision = torch.bfloat16 if use_bf16 else torch.float32
-    found = calibrate(model.float().to(device), sets, lose, batch_size=batch_size, precision=precision)
+    found = calibrate(model.float().to(device), sets, lose, batch_size=batch_size, precision=predicts_in(device))
     store(folder, found["changes"])
     return {"checkpoint": str(folder), "source": f"{task.name}, dev", "users": USERS, **found}

@@ -37,6 +37,7 @@ from pnn.finetuning.metrics import Metrics, interval, measure_sets, score
 from pnn.finetuning.submission import write_submission
 from pnn.finetuning.tasks import TASKS, Task, parse_tasks
 from pnn.memory import out_of_memory_says
+from pnn.models.precision import learns_in
 from pnn.models.registry import kind_of
 from pnn.progress import Bars, say
 from pnn.results import TunedSteps, TunedTask
@@ -125,7 +126,7 @@ def finetune(
             say(f"{task}: done already, kept")
             continue
         with out_of_memory_says(
-            lambda: f"with batches of {settings.batch_size}: --batch-size {settings.batch_size // 2} helps"
+            lambda: f"with batches of {settings.batch_size}: --batch-size {max(1, settings.batch_size // 2)} helps"
         ):
             kept = asked[task] | ({} if data is None else {"files": str(data.resolve())})  # where pnn calibrate looks again
             _one_task(subject, _cut(found[task], settings.limit), output / task, kept, settings, quiet)
@@ -189,18 +190,20 @@ def _one_task(subject: Subject, data: TaskData, folder: Path, asked: dict[str, A
         return encode(task, examples, subject.tokenizer, subject.max_length, types)
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    use_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    dev = {name: encoded(examples) for name, examples in data.dev.items()}
+    if any(len(one if one.units is None else np.unique(one.units)) < 2 for one in dev.values()):
+        raise UserError(f"{task.name}: the dev set has one example or passage, and an interval needs two: raise --limit")
     tests = {name: encoded(examples) for name, examples in data.tests.items()}
     plan = Plan(
         task,
         train=encoded(data.train),
-        dev={name: encoded(examples) for name, examples in data.dev.items()},
+        dev=dev,
         epochs=settings.epochs,
         batch_size=settings.batch_size,
         pad=subject.tokenizer.pad_token_id,
         max_length=subject.max_length,
         device=device,
-        precision=torch.bfloat16 if use_bf16 else torch.float32,
+        precision=learns_in(device),
         every_step=settings.every_step,
     )
     tuned, tried, model = _sweep_and_seeds(subject, plan, settings, quiet)

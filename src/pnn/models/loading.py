@@ -24,6 +24,7 @@ from pnn.errors import UserError, first_line
 from pnn.memory import MOST, check_counts, check_fits
 from pnn.models.base import MaskedLMBase
 from pnn.models.plastic import PlasticConfig
+from pnn.models.precision import predicts_in
 from pnn.models.registry import AUTO_CLASSES, class_named, kind_of, language_class, steps_read
 from pnn.progress import say
 
@@ -118,10 +119,10 @@ def load_any(run: str | Path, *, device: str | None = None) -> Loaded[Any]:
     model = load_model(checkpoint)
     tokenizer = tokenizer_for(checkpoint, model.config, longest_input(model))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    use_bf16 = device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if not use_bf16:
+    precision = predicts_in(device)
+    if precision == torch.float32:
         model = model.float()  # weights may lie in bf16, which a CPU computes slowly
-    return Loaded(checkpoint, model.to(device), tokenizer, torch.bfloat16 if use_bf16 else torch.float32)
+    return Loaded(checkpoint, model.to(device), tokenizer, precision)
 
 
 def longest_input(subject: PreTrainedModel | PreTrainedConfig) -> int:

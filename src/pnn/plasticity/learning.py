@@ -37,13 +37,14 @@ from pnn.config import TrainingConfig
 from pnn.errors import UserError
 from pnn.models.fused import fused
 from pnn.models.lean import leave_out_logits, with_logits_again
+from pnn.models.precision import predicts_in
 from pnn.models.recorded import keeps_everything, without_asking
 from pnn.models.registry import kind_of
 from pnn.nn.fast import kernels_compute
 from pnn.nn.recording import reading, room_to_record, where_weights_lie
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import HEAD, NEURON, architecture_of
-from pnn.plasticity.measure import computing, precision_of
+from pnn.plasticity.measure import computing
 from pnn.plasticity.scores import prepared
 from pnn.plasticity.teaching import Teacher
 from pnn.plasticity.units import Unit, check_units, gate_part, stretches_of, unit_map
@@ -237,7 +238,7 @@ class Passes:
 
 def may_record(model: PreTrainedModel) -> bool:
     """Decoders of transformers on a GPU in bf16 that nobody listens to."""
-    kind, precision = kind_of(model), precision_of(model.device)
+    kind, precision = kind_of(model), predicts_in(model.device)
     if not kind.causal or kind.ours or not kernels_compute(model.device, precision):
         return False
     return keeps_everything(model.config) and where_weights_lie(model.base_model) is not None

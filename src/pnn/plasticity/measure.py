@@ -34,6 +34,7 @@ from transformers.pytorch_utils import Conv1D
 from pnn.errors import UserError
 from pnn.models.lean import padded_vocabulary
 from pnn.models.loading import longest_input
+from pnn.models.precision import predicts_in
 from pnn.models.recorded import quickened
 from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
@@ -52,14 +53,8 @@ SECONDS = 0.5  # how long one speed is measured, at least
 WARM_UP = 2  # turns before: one allocates, one may record (`models/recorded`); there may be many shapes
 
 
-def precision_of(device: torch.device) -> torch.dtype:
-    """What a device computes in best: bf16 on a GPU that has it."""
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if has_bf16 else torch.float32
-
-
 def computing(model: PreTrainedModel) -> torch.autocast:
-    dtype = precision_of(model.device)
+    dtype = predicts_in(model.device)
     return torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
