@@ -66,10 +66,11 @@ def test_a_familys_rate_is_the_one_with_the_lowest_loss(scripts, tmp_path):
     arms, _ = scripts
     losses = {"additive": (3.0, 2.0, 2.5), "delta": (1.0, 2.0, 3.0), "pnn": (3.0, 2.0, 1.0)}
     rows = [
-        {"name": f"{family}_once learning_rate={rate}", "texts": {"validation": {"value": loss}}}
+        {"name": f"{family}_once learning_rate={rate}", "seeds": [0], "texts": {"validation": {"value": loss}}}
         for family, found in losses.items()
         for rate, loss in zip(arms.SIZES["mini"].rates, found, strict=True)
     ]
+    rows.append({"name": "pnn_once learning_rate=1", "seeds": []})  # it diverged
     (tmp_path / "sweep.json").write_text(json.dumps({"arms": rows}))
     assert arms.best_rates(tmp_path / "sweep.json") == {"additive": 2e-3, "delta": 1e-3, "pnn": 4e-3}
     assert arms.config_of("pnn_once", arms.SIZES["toy"], 4e-3)["training"]["learning_rate"] == 4e-3
@@ -92,4 +93,6 @@ def test_a_difference_is_paired_and_needs_both_intervals(scripts, tmp_path):
     assert found["over_seeds_and_windows"]["value"] == pytest.approx(expected)
     assert (found["seeds"], found["verdict"]) == (3, "better")
     assert collect.difference("other", "one", tmp_path)["verdict"] == "worse"
-    assert both_say(Estimate(-0.1, -0.2, -0.05), Estimate(-0.1, -0.4, 0.2)) == "undecided"
+    assert both_say(Estimate(-0.1, -0.2, -0.05), Estimate(-0.1, -0.4, 0.2), seeds=3) == "undecided"
+    assert both_say(Estimate(-0.1, -0.2, -0.05), Estimate(-0.1, -0.2, -0.05), seeds=3) == "better"
+    assert both_say(Estimate(-0.1, -0.2, -0.05), Estimate(-0.1, -0.2, -0.05), seeds=2) == "too few seeds"

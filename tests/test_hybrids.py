@@ -48,7 +48,10 @@ def test_both_ends_have_to_be_better_than_all_three(collect):
     said = {("both_ends", other): "better" for other in ("looped", "entering", "leaving")}
     assert collect.answer(pairs(said)) == "better than `looped`: `both_ends`. Distinct weights belong at the ends: supported."
     for other in ("looped", "entering", "leaving"):
-        assert "not supported" in collect.answer(pairs({**said, ("both_ends", other): "undecided"}))
+        assert "ends: undecided" in collect.answer(pairs({**said, ("both_ends", other): "undecided"}))
+        assert "ends: not supported" in collect.answer(pairs({**said, ("both_ends", other): "worse"}))
+        without = {pair: verdict for pair, verdict in said.items() if pair[1] != other}
+        assert "ends: not asked" in collect.answer(pairs(without))
     assert collect.answer(pairs({("eight", "looped"): "worse"})).startswith("no arm is better than `looped`.")
 
 

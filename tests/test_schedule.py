@@ -71,6 +71,8 @@ def test_a_saved_hybrid_comes_back_and_may_have_another_number_of_steps(tmp_path
         ({"repeat": [1, 3], "num_steps": 7}, r"7 steps do not fit the schedule \[0, \(1, 2\) × 1, 3\].*: 6 or 8 would"),
         ({"repeat": [1, 3], "num_steps": 2}, r"2 steps do not fit.*: 4 would"),
         ({"random_steps": [2, 6]}, r"do not use every refiner of \[0, 1, 2, 3\]: \[4, 6\] would"),
+        ({"random_steps": [4, 1_000_000]}, r"at most 1,000 steps can be drawn"),
+        ({"repeat": [1, 3], "trained_steps": 4, "num_steps": 5}, r"5 steps do not fit the schedule.*: 4 or 6 would"),
         ({"random_steps": [6, 4]}, r"no range: \[fewest, most\]"),
         ({"repeat": [1, 3], "random_steps": [5, 5]}, r"do not use every refiner.*: \[4, 5\] would"),
     ],
@@ -135,6 +137,8 @@ def test_cards_and_figures_say_which_part_repeats():
     assert "7 steps in all: [0, 1, (2) × 4, 3], whose middle part" in sentence(built)
     assert "trained with 4 to 9 steps" in sentence(built)
     assert anatomy(built.config.to_dict()).describe() == "4 refiners in 7 steps (2 + 1 × 4 + 1)"
+    calibrated = pnn.PNNConfig(num_steps=3, trained_steps=4)
+    assert anatomy(calibrated.to_dict()).schedule == (0, 0, 0)
 
 
 def test_updates_draw_by_seed_and_step_and_resume_to_the_bit(tiny_config, tmp_path):

@@ -203,6 +203,21 @@ def test_a_share_on_which_all_sequences_agree_has_room_for_one_that_does_not():
         assert 0 <= low <= high <= 1
     assert of_a_share(Estimate(0.9, 0.7, 1.1), 9) == (0.9, 0.7, 1.0)
     assert of_a_share(Estimate(0.9, 0.7, 0.95), 9) == (0.9, 0.7, 0.95)
+    assert of_a_share(Estimate(0.9, math.nan, math.nan), 1) == (0.9, 0.0, 1.0)  # one sequence says nothing
+
+
+@pytest.mark.parametrize(("sequences", "known"), [(1, False), (2, False), (4, False), (6, True), (40, True)])
+def test_a_group_in_few_sequences_has_no_interval(sequences, known):
+    """However many others there are: it is the group's own spread that nobody knows."""
+    draw = np.random.default_rng(0)
+    totals = np.zeros((200, 4))
+    totals[:, :2] = np.column_stack((draw.normal(5, 1, 200), np.full(200, 5)))
+    totals[:sequences, 2:] = np.column_stack((draw.normal(3, 1, sequences), np.full(sequences, 3)))
+    apart = bootstrap(totals, lambda sums: sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3])
+    assert math.isfinite(apart.low) == math.isfinite(apart.high) == known
+    alone = bootstrap(totals[:sequences], lambda sums: sums[..., 0] / sums[..., 1])
+    assert math.isfinite(alone.low) == known
+    assert verdict(alone) == (SUPPORTED if known else UNDECIDED)
 
 
 # The smallest of several ----------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ SUPPORTERS = (FIRST, "entering", "leaving")  # what both ends have to be better 
 def copy_in(size: str, sweep: Path) -> None:
     """What the sweep wrote, each arm's schedule, and every pair that the rules ask about."""
     result = read_json(sweep / "sweep.json")
+    result["arms"] = [arm for arm in result["arms"] if arm["seeds"]]  # the others stand under `failed`
     runs = {arm["name"]: [sweep / arm["name"] / f"seed-{seed}" for seed in arm["seeds"]] for arm in result["arms"]}
     for run in (run for of_arm in runs.values() for run in of_arm):
         check_commit(run)
@@ -56,7 +57,7 @@ def above(one: str, other: str, runs: dict[str, list[Path]]) -> dict[str, Any]:
         "over_seeds_and_sequences": drawn.as_json(),
         "over_seeds": by_seed.as_json(),
         # of losses less is better, of accuracies more
-        "verdict": both_say(-drawn, -by_seed),
+        "verdict": both_say(-drawn, -by_seed, seeds=len(seeds)),
     }
 
 
@@ -89,11 +90,17 @@ def answer(result: dict[str, Any]) -> str:
     """By rules 4 and 5."""
     said = {tuple(pair["arms"]): pair["verdict"] for pair in result["pairs"]}
     better = [one for (one, other), verdict in said.items() if other == FIRST and verdict == "better"]
-    ends = all(said.get((ENDS, other)) == "better" for other in SUPPORTERS)
+    asked = [said.get((ENDS, other)) for other in SUPPORTERS]
+    if all(verdict == "better" for verdict in asked):
+        ends = "supported"
+    elif "worse" in asked:
+        ends = "not supported"
+    else:
+        ends = "not asked" if None in asked else "undecided"
     beaten = (
         f"better than `{FIRST}`: {', '.join(f'`{one}`' for one in better)}" if better else f"no arm is better than `{FIRST}`"
     )
-    return f"{beaten}. Distinct weights belong at the ends: {'supported' if ends else 'not supported'}."
+    return f"{beaten}. Distinct weights belong at the ends: {ends}."
 
 
 def main() -> None:

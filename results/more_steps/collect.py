@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pnn.differences import LEAST_SEEDS
 from pnn.errors import UserError
 from pnn.figures.studies.more_steps import more_steps as draw
 from pnn.figures.style import png, save
@@ -37,7 +38,7 @@ def copy_in(runs: Path) -> None:
         if not (sweep / "sweep.json").exists():
             print(f"{sweep}: no sweep.json yet, left out")
             continue
-        arms = read_json(sweep / "sweep.json")["arms"]
+        arms = [arm for arm in read_json(sweep / "sweep.json")["arms"] if arm["seeds"]]
         folders = {(arm["name"], seed): sweep / arm["name"] / f"seed-{seed}" for arm in arms for seed in arm["seeds"]}
         for run in folders.values():
             check_commit(run)
@@ -67,7 +68,7 @@ def rows() -> dict[str, dict[str, Any]]:
                 verdicts = [one["verdict"] for one in each]
                 row["findings"][finding] = {"effect": student(effects).as_json(), "by_seed": effects, "verdicts": verdicts}
             of_all = [verdict for one in row["findings"].values() for verdict in one["verdicts"]]
-            row["an_iteration_toward_something"] = all(verdict == SUPPORTED for verdict in of_all)
+            row["an_iteration_toward_something"] = len(runs) >= LEAST_SEEDS and all(verdict == SUPPORTED for verdict in of_all)
             for key in ("accuracy_by_round", "loss_by_round"):
                 each_step = zip(*(run[key] for run in runs), strict=True)
                 row[key] = [student([one["value"] for one in step]).as_json() for step in each_step]

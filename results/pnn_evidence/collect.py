@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pnn.errors import UserError
 from pnn.figures.studies import figure_of
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json, write_text
@@ -59,14 +60,17 @@ CLAIMS = {
 def copy_in(run: Path) -> None:
     check_commit(run)
     folder = MEASURED / run.name
+    pictures = [*ANALYSES, *(experiment.figure for experiment in experiments().values())]
+    paths = [*(Path("analysis") / f"{name}.json" for name in ANALYSES), Path("experimental_results.json")]
+    needed = [*paths, *(Path("figures") / f"{name}.png" for name in pictures)]
+    if missing := [path for path in needed if not (run / path).exists()]:
+        raise UserError(f"{run} lacks {missing[0]}: what is in {folder} stays")
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "analysis").mkdir(parents=True)
     source = read_json(run / "analysis" / "convergence.json")["source"]
-    paths = [*(Path("analysis") / f"{name}.json" for name in ANALYSES), Path("experimental_results.json")]
     for path in paths:  # with DATA for where the text lay
         text = (run / path).read_text(encoding="utf-8").replace(source, f"DATA/wikitext-103/{Path(source).name}")
         write_text(folder / path, text)
-    pictures = [*ANALYSES, *(experiment.figure for experiment in experiments().values())]
     (folder / "figures").mkdir()
     for name in pictures:
         shutil.copy(run / "figures" / f"{name}.png", folder / "figures")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pnn.differences import LEAST_SEEDS, TOO_FEW
 from pnn.figures.shrink import smaller_models
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json
@@ -92,7 +93,9 @@ def collected(arms: Arms) -> dict[str, Any]:
             "perplexity_right_after_pruning": float(np.median([one["summary"]["pruned"]["perplexity"] for one in chosen])),
             "perplexity": perplexity(chosen),
             "perplexity_above_control": {"mean": found.value, "low": found.low, "high": found.high},
-            f"within_{100 * WITHIN:g}_per_cent": verdict(-found.on_scale(lambda value: value - WITHIN)),
+            f"within_{100 * WITHIN:g}_per_cent": TOO_FEW
+            if f"{100 * share:g}" == CLAIMED and len(chosen) < LEAST_SEEDS
+            else verdict(-found.on_scale(lambda value: value - WITHIN)),
             "speed": speed(chosen, controls[0]),
         }
         name = f"{100 * share:g}" + (", tokens too" if tokens_too else "")

@@ -102,6 +102,9 @@ def of_loss(run: str, against: str, difference: Estimate) -> str:
     return f"{run} is {abs(value):.4f} nats per token {'above' if value > 0 else 'below'} {against} ({between}): {said}"
 
 
+LEAST_SEEDS = 3
+TOO_FEW = "too few seeds"
+
 # Between arms of several seeds ------------------------------------------------------------------------------------------
 
 
@@ -123,13 +126,15 @@ def losses_apart(one: Mapping[str, SequenceTotals], other: Mapping[str, Sequence
         "seeds": len(seeds),
         "over_seeds_and_windows": drawn.as_json(),
         "over_seeds": by_seed.as_json(),
-        "verdict": both_say(drawn, by_seed),
+        "verdict": both_say(drawn, by_seed, seeds=len(seeds)),
     }
 
 
-def both_say(*intervals: Estimate) -> str:
+def both_say(*intervals: Estimate, seeds: int) -> str:
     """Of losses: both intervals have to say so. That over windows knows little of seeds, that over three seeds little of
-    anything."""
+    anything, and fewer say nothing."""
+    if seeds < LEAST_SEEDS:
+        return TOO_FEW
     if all(one.high < 0 for one in intervals):
         return "better"
     return "worse" if all(one.low > 0 for one in intervals) else "undecided"

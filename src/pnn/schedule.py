@@ -70,11 +70,16 @@ def rounds(schedule: Sequence[int], repeat: Sequence[int] | None, most: int) -> 
     return [len(parts.order(times)) for times in range(1, most + 1)]
 
 
+MOST_DRAWN = 1_000  # steps: every number up to it is looked at
+
+
 def drawn_from(schedule: Sequence[int], repeat: Sequence[int] | None, random_steps: Sequence[int]) -> list[int]:
     """The numbers of steps that an update may draw: those in [fewest, most] that fit and use every refiner."""
     if len(random_steps) != 2 or not 1 <= random_steps[0] <= random_steps[1]:
         raise ValueError(f"random_steps={list(random_steps)} is no range: [fewest, most] with 1 <= fewest <= most, as [2, 6]")
     fewest, most = random_steps
+    if most > MOST_DRAWN:
+        raise ValueError(f"random_steps={list(random_steps)}: at most {MOST_DRAWN:,} steps can be drawn")
     found = []
     for steps in range(fewest, most + 1):
         try:

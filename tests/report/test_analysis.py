@@ -241,3 +241,15 @@ def test_results_are_escaped(run: Path) -> None:
     tags, text = page_of(run)
     assert tags("i") == []
     assert "<i>a & b</i>" in text
+
+
+def test_evidence_of_a_model_that_halts_otherwise_is_begun_anew(run: Path) -> None:
+    """`pnn calibrate` changes the number of steps in config.json, not the checkpoint's name."""
+    opened = open_run(run, progress=lambda items, _: items, sequences=12)
+    assert len(collect_evidence(opened, ["meg"], lambda name: None)) > 2  # beside the other experiments
+    config = run / "checkpoints" / "best" / "config.json"
+    held = json.loads(config.read_text())
+    config.write_text(json.dumps(held | {"num_steps": held["num_steps"] - 1}))
+    (run / "checkpoints" / "best" / "checksums.json").unlink()
+    calibrated = open_run(run, progress=lambda items, _: items, sequences=12)
+    assert set(collect_evidence(calibrated, ["meg"], lambda name: None)) == {"about", "meg_analysis"}

@@ -35,6 +35,7 @@ from pnn.analysis.trace import Batch, blocks_of
 from pnn.models.base import MaskedLMBase, arrange
 from pnn.nn.live import Memory, Places, choose, put
 from pnn.nn.refiner import DeltaRefiner
+from pnn.schedule import period
 
 Unchanged = Callable[[Tensor, Tensor], Tensor]  # steps that rows take and which rows these are → whether their predictions stay
 
@@ -118,7 +119,7 @@ class Rows:
 def halts_after(model: MaskedLMBase, earliest: int) -> list[int]:
     """The steps after which a token may halt: from `earliest` on, where a round of the schedule ends."""
     schedule: list[int] = model.config.schedule
-    return [step for step in range(earliest, len(blocks_of(model))) if schedule[step] == schedule[0]]
+    return [step for step in range(earliest, len(blocks_of(model))) if step % period(schedule) == 0]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class Totals:
 
     def add(self, name: str, sequence: Tensor, values: Tensor) -> None:
         """`values`: (n,) or (n, k); `sequence`: (n,), to which sequence each belongs."""
-        rows = values.double().view(len(values), -1)
+        rows = values.double().reshape(len(values), math.prod(values.shape[1:]))
         if name not in self._sums:
             self._sums[name] = torch.zeros(self.sequences, rows.shape[1], dtype=torch.float64, device=rows.device)
         self._sums[name].index_add_(0, sequence, rows)
@@ -42,9 +43,9 @@ class Totals:
         return name in self._sums
 
 
-def ratios(sums: Totals, above: str, below: str, scale: float = 1.0, shares: bool = False) -> list[EstimateJson]:
+def ratios(sums: Totals, above: str, below: str, shares: bool = False) -> list[EstimateJson]:
     """Σ above / Σ below, column by column, each with its interval. One column below serves all above. Shares lie in [0, 1]."""
-    top, bottom = sums.of(above) * scale, sums.of(below)
+    top, bottom = sums.of(above), sums.of(below)
     columns = [np.stack((top[:, i], bottom[:, i if bottom.shape[1] > 1 else 0]), 1) for i in range(top.shape[1])]
     found = [(bootstrap(column, ratio), int((column[:, 1] > 0).sum())) for column in columns]
     return [(of_a_share(one, sequences) if shares else one).as_json() for one, sequences in found]

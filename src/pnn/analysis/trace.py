@@ -194,16 +194,16 @@ def predict(model: MaskedLMBase, batch: Batch, every_step: bool = False) -> Pred
     was_training = model.training
     model.eval()
     masked = replace(batch.packed, input_ids=batch.masked.input_ids)
-    states = states_at(model, masked, batch.masked.positions, every_step=every_step)
+    states = states_at(model, masked, batch.masked.positions, every_step=every_step, halt=False)  # as a trace does
     labels, sequence = (to_device(x, model.device) for x in (batch.masked.labels, batch.sequence[batch.masked.positions]))
     found = Predictions(labels, sequence, [read(model, h, labels) for h in states])
     model.train(was_training)
     return found
 
 
-def trace_text(model: MaskedLMBase, text: Text, edits: Sequence[Edit] = (), num_steps: int | None = None) -> Iterator[Trace]:
+def trace_text(model: MaskedLMBase, text: Text) -> Iterator[Trace]:
     for batch in text.batches():
-        yield trace_batch(model, batch, edits, num_steps)
+        yield trace_batch(model, batch)
 
 
 @torch.no_grad()

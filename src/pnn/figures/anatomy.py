@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pnn.errors import UserError
 from pnn.kinds import OURS, of_result
 from pnn.results import Json
-from pnn.schedule import parts_of
+from pnn.schedule import order, parts_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ def anatomy(config: Json) -> Anatomy:
         rule = config.get("update", "gated")  # the paper's goes without saying
         block = kind.block if rule == "gated" else f"{rule} {kind.block}"
         repeat = config.get("repeat")
-        schedule = tuple(config.get("schedule") or [0] * config["num_steps"])
+        given = config.get("schedule") or [0] * config["num_steps"]
+        schedule = tuple(order(given, repeat, config.get("num_steps") or len(given)))  # a calibrated model takes fewer
         return Anatomy(schedule, block, None if repeat is None else tuple(repeat))
     if kind.ours:
         return Anatomy(tuple(range(config["num_hidden_layers"])) * config.get("num_rounds", 1), kind.block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from pnn.figures.marks import AMBER, BLUE, CONTROL, GREEN, ORANGE, PINK, SKY
+from pnn.figures.marks import AMBER, BLUE, CONTROL, GREEN, ORANGE, PINK, SKY, estimates
 from pnn.figures.style import WIDTH, styled
 from pnn.results import Json
 
@@ -108,8 +108,8 @@ def grown_arms(found: Json) -> Figure:
     controls = [(f"all, {start}", starts[start]["control"], CONTROL) for start in starts if starts[start]["control"]]
     marks = [*controls, *some]
     for place, (_, one, colour) in enumerate(marks):
-        value, (low, high) = one["gain"]["value"], one["gain"]["interval"]
-        axes.errorbar(value, -place, xerr=[[value - low], [high - value]], color=colour, marker="o", markersize=5)
+        values, reach = estimates([one["gain"]])
+        axes.errorbar(values, [-place], xerr=reach, color=colour, marker="o", markersize=5)
     axes.axvline(0, color=CONTROL, linewidth=1)
     axes.set_yticks([-place for place in range(len(marks))], [label for label, _, _ in marks])
     axes.set_xlabel("nats per token below growing nothing")

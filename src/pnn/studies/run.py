@@ -81,6 +81,7 @@ def open_run(
     about = {
         "checkpoint": Path(loaded.checkpoint).name,
         "model_type": loaded.model.config.model_type,
+        **{key: one for key in ("num_steps", "halt") if (one := getattr(loaded.model.config, key, None)) is not None},
         "source": held_out.tokens.manifest["name"],
         "sequences": len(held_out.sequences),
     }

@@ -159,7 +159,10 @@ def _belief(axes: Axes, result: Json) -> None:
 def _settled_by_kind(axes: Axes, result: Json) -> None:
     kinds = result["true_difficulty"]
     dots(axes, range(len(kinds)), [found["settled_step"] for found in kinds.values()], INK, marker="D")
-    labels = [f"{kind}\n{per_cent(found['best_possible'], 0)}" for kind, found in kinds.items()]
+    labels = [
+        f"{kind}\n{'–' if found['best_possible'] is None else per_cent(found['best_possible'], 0)}"
+        for kind, found in kinds.items()
+    ]
     axes.set_xticks(range(len(kinds)), labels)
     axes.tick_params(axis="x", labelsize=SMALL)
     axes.set(ylabel="mean settled step", xlabel="kind of word, best possible accuracy", xlim=(-0.5, len(kinds) - 0.5))

@@ -33,6 +33,7 @@ from pnn.analysis.trace import predict
 from pnn.data import synthetic
 from pnn.evaluation.masked import best_possible, embedded_corpus
 from pnn.results import Finding
+from pnn.stats import finite
 from pnn.studies.registry import Analysis
 
 CLASSES = ("easy", "medium", "hard")
@@ -285,7 +286,7 @@ def _true_difficulty(totals: Totals, steps: int) -> dict[str, Any]:
     settled, best = ratios(totals, "kind settled", "kind"), totals.of("kind best").sum(0) / totals.of("kind").sum(0)
     return {
         name: {
-            "best_possible": float(best[i]),
+            "best_possible": finite(best[i]),
             "settled_step": settled[i],
             "settled_counts": [int(n) for n in counts[i]],
         }

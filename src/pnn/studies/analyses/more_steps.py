@@ -57,7 +57,7 @@ def run(subject: Subject) -> dict[str, Any]:
     """What analysis/more_steps.json holds."""
     config: Any = subject.model.config
     one_round = rounds(config.schedule, config.repeat, len(config.schedule))
-    trained = one_round.index(config.num_steps) + 1
+    trained = one_round.index(config.trained_steps or config.num_steps) + 1  # a calibrated model takes fewer
     seen, far = max(SEEN, 2 * trained), max(FAR, 8 * trained)
     steps = rounds(config.schedule, config.repeat, far)
     asked = [*steps[:seen], steps[-1]]

@@ -61,7 +61,9 @@ def downhill(model: MaskedLMBase, rows: Tensor, labels: Tensor) -> Tensor:
 
 def run(subject: Subject) -> dict[str, Any]:
     """What analysis/optimisation.json holds."""
-    model, text, trained = subject.model, subject.text, subject.num_steps
+    model, text = subject.model, subject.text
+    config: Any = model.config
+    trained = (config.random_steps or [config.trained_steps or subject.num_steps])[-1]  # a calibrated model takes fewer
     steps = 2 * trained
     totals = Totals(len(text))
     for batch in text.batches():

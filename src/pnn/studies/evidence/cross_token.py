@@ -70,12 +70,11 @@ def run(subject: Subject) -> dict[str, Any]:
         found = predict(subject.model, batch)
         p, sequence = found.last.probability, found.sequence
         groups = difficulty(p)
-        if len(p) >= 3:
-            at, kind = contexts(groups, sequence)
-            of_kind = torch.nn.functional.one_hot(kind, len(CONTEXTS))
-            totals.add("context", sequence[at], of_kind)
-            totals.add("context p", sequence[at], of_kind * p[at, None])
-            squares += (of_kind * p[at, None].double().square()).sum(0).cpu()
+        at, kind = contexts(groups, sequence)
+        of_kind = torch.nn.functional.one_hot(kind, len(CONTEXTS))
+        totals.add("context", sequence[at], of_kind)
+        totals.add("context p", sequence[at], of_kind * p[at, None])
+        squares += (of_kind * p[at, None].double().square()).sum(0).cpu()
         middle, *others = choose(batch)
         for name, other in zip(("near", "far"), others, strict=True):
             other_side = predict(subject.model, batch.revealing(batch.masked.positions[other]))
