@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from pnn.differences import TOO_FEW
 from pnn.errors import UserError
 from pnn.export.card import sections_of
 from pnn.export.run import export_run
@@ -26,6 +27,7 @@ from pnn.runs import check_commit, find_checkpoint, read_json, run_of
 HERE = Path(__file__).parent
 FOLDER = HERE / "pnn-base"
 RESULTS = HERE.parent / "results" / "better_than_bert"
+AHEAD = {"points_ahead_of_bert12": "BERT with 12 layers", "points_ahead_of_bert4": "BERT with 4"}
 
 
 def build(run: str, folder: Path, *, overwrite: bool = False, results: Path = RESULTS) -> None:
@@ -73,13 +75,13 @@ def compared(results: Path) -> str:
             reached = f"{per_cent(rounded['value'])} ({interval(rounded['interval'])})"
             draws = "one draw" if rounded["mask_draws"] == 1 else f"{rounded['mask_draws']} draws"
             lines.append(f"- The same with the weights as they are here, in bf16, {draws} of masks: {reached}.")
-        if not any(key in metrics for key in ("points_ahead_of_bert12", "points_ahead_of_bert4")):
+        decided = [key for key in AHEAD if key in metrics and metrics[key].get("verdict") != TOO_FEW]
+        if not decided:
             page = "../../results/better_than_bert/README.md"
             lines.append(f"- Whether models of this form beat BERT under the same recipe is [still being measured]({page}).")
-        for key, other in (("points_ahead_of_bert12", "BERT with 12 layers"), ("points_ahead_of_bert4", "BERT with 4")):
-            if key in metrics:
-                mean, low, high = (written(metrics[key][end], 2, plus=True) for end in ("mean", "low", "high"))
-                lines.append(f"- Models of this form, trained shorter, against {other}: {mean} points ({low} to {high}).")
+        for key in decided:
+            mean, low, high = (written(metrics[key][end], 2, plus=True) for end in ("mean", "low", "high"))
+            lines.append(f"- Models of this form, trained shorter, against {AHEAD[key]}: {mean} points ({low} to {high}).")
     if (results / "prompts_answers.json").exists():
         answers = read_json(results / "prompts_answers.json")
         right = ", ".join(f"{count} by {model.replace('_', '-')}" for model, count in answers["right"].items())

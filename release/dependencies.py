@@ -79,7 +79,7 @@ TEXT = """<!-- written by release/dependencies.py: `make dependencies` -->
 # Dependencies
 
 What `pip install` installs, with licences as the packages' own metadata names them. `pyproject.toml` allows every version from
-the oldest column up to the next major one.
+the oldest column up to the major version after the tested one.
 
 | package | oldest | tested by `make test` | licence |
 |---|---|---|---|

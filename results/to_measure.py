@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
@@ -79,7 +81,7 @@ def items() -> Iterator[Item]:
     for model in ("pnn_rewrite", "bert4", "bert12"):
         if model != "pnn_rewrite":
             yield training("(b)", model, f"b/{model}", 0, 10)
-        leaves, kept = f"better_than_bert/{model}-superglue/results.json", f"downstream/measured/{model}-superglue/results.json"
+        leaves, kept = f"better_than_bert/{model}.tuned", f"downstream/measured/{model}-glue/rte/result.json"
         weights = "." if model == "pnn_rewrite" else f"better_than_bert/b/{model}/seed-0/evaluation.json"
         yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
     step = f"{sys.executable} -m pnn bench pnn_1b --what train --against none --output {{runs}}/pnn_1b.json"
@@ -207,20 +209,27 @@ def work(left: list[Item], runs: Path, data: Path, minutes: float, at_a_time: in
                 print(f"started: {item.name}, about {item.minutes:.1f} minutes", flush=True)
                 with open(runs / "log.txt", "ab") as log:
                     command = [part.format(runs=runs, data=data) for part in shlex.split(item.command)]
-                    running[subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)] = item
+                    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                    running[process] = item
             elif time.monotonic() > end:
                 break
             time.sleep(0.2)
     finally:
         for process, item in running.items():
-            process.terminate()
+            signal_all(process, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):  # a training ends at its next update, if it comes to one
                 process.wait(GRACE)
-            process.kill()
+            signal_all(process, signal.SIGKILL)
             process.wait()
             print(f"stopped: {item.name}", flush=True)
         take_home(runs)
     return failed
+
+
+def signal_all(process: subprocess.Popen[bytes], which: signal.Signals) -> None:
+    """To what a script started too: a shell that is told to stop leaves its children running."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, which)
 
 
 def main() -> None:

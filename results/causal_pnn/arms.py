@@ -104,6 +104,8 @@ def best_rates(sweep: Path) -> dict[str, float]:
     """Of each family, the rate with the lowest loss on the held-out text. Arms of the sweep: <family>_once learning_rate=…"""
     found: dict[str, dict[float, float]] = {}
     for arm in read_json(sweep)["arms"]:
+        if not arm["seeds"]:  # it diverged
+            continue
         family, rate = arm["name"].split("_once learning_rate=")
         found.setdefault(family, {})[float(rate)] = arm["texts"]["validation"]["value"]
     return {family: min(losses, key=losses.__getitem__) for family, losses in found.items()}

@@ -13,4 +13,4 @@ for seed in $seeds; do
     sed "s#DATA/#$data/#" "$here/configs/$variant.yaml" > "$runs/$variant.yaml"
     [ -e "$runs/$variant-$seed/evaluation.json" ] || echo "$variant $seed"
   done
-done | xargs -P "$jobs" -L 1 bash -c 'python3 -m pnn train "$0/$2.yaml" --seed "$3" --output "$0/$2-$3" --resume --set data.prepared="$1" > "$0/$2-$3.log" 2>&1 || echo "failed: $2 $3"' "$runs" "${PREPARED:-$runs/prepared}"
+done | xargs -P "$jobs" -L 1 bash -c 'python3 -m pnn train "$0/$2.yaml" --seed "$3" --output "$0/$2-$3" --resume --set data.prepared="$1" > "$0/$2-$3.log" 2>&1 || { echo "failed: $2 $3, see $0/$2-$3.log"; exit 1; }' "$runs" "${PREPARED:-$runs/prepared}"

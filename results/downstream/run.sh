@@ -18,3 +18,4 @@ for model in $models; do
 done
 # shellcheck disable=SC2086
 "$here/../glue/run.sh" "$data" "$runs" $models
+[ -n "${TASKS:-}" ] || for model in $models; do touch "$runs/$model.tuned"; done # all tasks, not some

@@ -6,9 +6,14 @@ tokens=$1 runs=$2
 shift 2
 configs=$(cd "$(dirname "$0")" && pwd)/configs
 rates=training.learning_rate=2.5e-4,5e-4,1e-3,2e-3,4e-3
+sweep() { # a rate that diverges ends its sweep with an error, and stands in sweep.json as failed
+  local name=$1 config=$2
+  shift 2
+  python3 -m pnn sweep "$config" "${common[@]}" --output "$runs/$name" "$@" || [ -e "$runs/$name/sweep.json" ]
+}
 for optimizer in adamw muon; do
   common=(--over "$rates" --set data.train="$tokens" --set training.optimizer="$optimizer")
-  python3 -m pnn sweep "$configs/w256.yaml" "${common[@]}" --output "$runs/${optimizer}_w256" "$@"
-  python3 -m pnn sweep "$configs/w768.yaml" "${common[@]}" --output "$runs/${optimizer}_w768" "$@"
-  python3 -m pnn sweep "$configs/w768.yaml" "${common[@]}" --set training.base_width=null --output "$runs/${optimizer}_w768_plain" "$@"
+  sweep "${optimizer}_w256" "$configs/w256.yaml" "$@"
+  sweep "${optimizer}_w768" "$configs/w768.yaml" "$@"
+  sweep "${optimizer}_w768_plain" "$configs/w768.yaml" --set training.base_width=null "$@"
 done

@@ -62,7 +62,9 @@ weights() { # RUNS/weights/MODEL, from the run or from its pieces
   if [ -d "$runs/trained/$model/seed-0" ]; then
     python3 -m pnn export "$runs/trained/$model/seed-0" --bf16 --no-remote-code --output "$runs/weights/$model"
   else
-    cat "$runs/pieces/$model."* | tar -C "$runs/weights" -x
+    rm -rf "$runs/unpacking" && mkdir "$runs/unpacking"
+    cat "$runs/pieces/$model."* | tar -C "$runs/unpacking" -x
+    mv "$runs/unpacking/$model" "$runs/weights/" # whole or not at all
   fi
 }
 
