@@ -325,3 +325,11 @@ def test_the_layout_follows_from_the_model_and_must_fit_it():
         load_config("ddl_small", ["data.layout=lines"])
     with pytest.raises(UserError, match="a model of type pnn reads lines"):
         load_config("pnn_wikitext103", ["data.layout=rows"])
+
+
+def test_naming_the_type_that_the_base_does_not_name_keeps_its_model(tmp_path):
+    (tmp_path / "base.yaml").write_text("model: {hidden_size: 64, num_attention_heads: 4}\n")
+    (tmp_path / "same.yaml").write_text("extends: base.yaml\nmodel: {type: pnn, num_steps: 8}\n")
+    (tmp_path / "other.yaml").write_text("extends: base.yaml\nmodel: {type: bert}\n")
+    assert load_config(tmp_path / "same.yaml").model["hidden_size"] == 64
+    assert load_config(tmp_path / "other.yaml").model.get("hidden_size") != 64

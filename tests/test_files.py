@@ -183,6 +183,15 @@ def test_a_link_points_to_its_sibling_and_can_be_moved(tmp_path):
     assert (moved / "best" / "a").read_text() == "two"
 
 
+def test_a_link_replaces_a_folder_that_was_copied_without_its_links(tmp_path):
+    for name in ("one", "last"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text(name)
+    point(tmp_path / "last", tmp_path / "one")
+    assert (tmp_path / "last" / "a").read_text() == "one"
+    assert names(tmp_path) == ["last", "one"]
+
+
 def test_sha256_is_the_published_digest(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"abc")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 
@@ -13,6 +14,7 @@ import yaml
 from pnn.errors import UserError
 from pnn.stats import seeds_and_sequences, student
 from pnn.sweep import arms_of, run_sweep
+from pnn.training.jobs import Job
 
 FEW = {"max_steps": 8, "evaluate_every": 8, "save_every": 8, "warmup_steps": 1}
 
@@ -42,6 +44,36 @@ def test_a_key_that_does_not_exist_is_an_error_before_anything_is_written(tiny_c
     with pytest.raises(UserError, match=r'unknown key "training\.learning_rat".*learning_rate'):
         run_sweep([str(tiny_config("pnn"))], ["training.learning_rat=1,2"], 1, [], tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_long_value_is_kept_whole():
+    many = ", ".join(["0", "1"] * 40)
+    (arm,) = arms_of(["a"], [f"model.schedule=[{many}]"])
+    assert arm.settings == (f"model.schedule=[{many}]",)
+
+
+@pytest.mark.parametrize("text", ["", "over: [", "just words"])
+def test_a_damaged_sweep_is_named(text, tiny_config, tmp_path):
+    (tmp_path / "sweep.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"sweep\.yaml is damaged: choose another --output"):
+        run_sweep([str(tiny_config("pnn"))], [], 1, [], tmp_path)
+
+
+def test_a_run_that_was_stopped_and_measured_is_not_done(trained_run, tmp_path):
+    """`pnn evaluate` writes an evaluation.json of any run that has a checkpoint."""
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run, symlinks=True)
+    job = Job("quickstart_pnn", [], run, 40)
+    assert job.done
+    state = run / "checkpoints" / "last" / "trainer_state.json"
+    held = json.loads(state.read_text())
+    assert held["step"] == held["text"][-1]
+    state.write_text(json.dumps(held | {"step": held["step"] - 1}))
+    assert not job.done
+    shutil.rmtree(run / "checkpoints")  # only what was measured came home
+    assert job.done
+    (run / "evaluation.json").unlink()
+    assert not job.done
 
 
 def test_intervals_over_seeds_and_sequences_cover_both():

@@ -368,7 +368,8 @@ def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, 
 
 def _another_kind(below: Any, changes: Any) -> bool:
     sections = isinstance(below, dict) and isinstance(changes, dict)
-    return sections and any(key in changes and changes[key] != below.get(key) for key in ("type", "architecture"))
+    said = {"type": "pnn", "architecture": None}  # where a section does not say
+    return sections and any(key in changes and changes[key] != below.get(key, default) for key, default in said.items())
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

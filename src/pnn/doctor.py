@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -105,7 +106,7 @@ def speed() -> Iterator[Finding]:
     precision = "fp32" if mixed == "no" else mixed
     compiled = "compiled" if compiles(config.training, on_gpu) else "not compiled"
     yield Finding(f"Training computes in {precision}, {compiled}.")
-    triton = f"Triton {importlib.metadata.version('triton')}" if kernels.HAS_TRITON else "no Triton"
+    triton = f"Triton {importlib.import_module('triton').__version__}" if kernels.HAS_TRITON else "no Triton"
     if on_gpu and kernels_compute(torch.device("cuda"), torch.bfloat16 if mixed == "bf16" else torch.float16):
         yield Finding(f"Our kernels run here ({triton}): every shipped config trains fast.")
     elif on_gpu:

@@ -127,6 +127,8 @@ def _cannot_make(target: Path, error: OSError) -> UserError:
 
 def point(link: Path, target: Path) -> None:
     """Make `link` a symbolic link to its sibling `target`, replacing an older one in one step."""
+    if link.is_dir() and not link.is_symlink():  # a folder that was copied without its links
+        remove_folder(link)
     partial = _beside(link)
     partial.symlink_to(target.name)
     os.replace(partial, link)

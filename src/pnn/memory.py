@@ -19,6 +19,7 @@ from pnn.errors import UserError, first_line
 # What a model has one of for each: sizes of which every one costs time and memory, however small
 COUNTS = (
     "num_steps",
+    "trained_steps",
     "num_rounds",
     "num_hidden_layers",
     "num_layers",

@@ -41,10 +41,11 @@ def count_targets(labels: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor, num_items: Tensor | int | None = None) -> Tensor:
     """Σ over targets of −log p(label), divided by `num_items` (the targets at hand if not given). Zero without targets."""
-    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum") / _divisor(num_items, labels)
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE, reduction="sum") / divisor(num_items, labels)
 
 
-def _divisor(num_items: Tensor | int | None, labels: Tensor) -> Tensor | int:
+def divisor(num_items: Tensor | int | None, labels: Tensor) -> Tensor | int:
+    """The targets that a sum of losses is divided by; one where there are none."""
     if num_items is None:
         num_items = count_targets(labels)
     return num_items.clamp(min=1) if isinstance(num_items, Tensor) else max(1, num_items)
@@ -74,8 +75,8 @@ def step_weighted_loss(
         total, losses = kernel.linear_cross_entropy(
             rows, decoder.weight, decoder.bias, labels_of_rows, row_weights, computed_in(x)
         )
-        divisor = _divisor(num_items, labels)
-        return total / divisor, losses.view(steps, -1).sum(1) / divisor
+        targets = divisor(num_items, labels)
+        return total / targets, losses.view(steps, -1).sum(1) / targets
     losses_by_step = [cross_entropy(decoder(step), labels, num_items) for step in features]
     return weighted_sum(losses_by_step, weights), torch.stack([loss.detach() for loss in losses_by_step])
 

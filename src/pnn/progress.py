@@ -34,6 +34,10 @@ def track(items: Iterable[T], label: str) -> Iterator[T]:
             bars.update(label, count)
 
 
+def _text(form: str) -> TextColumn:
+    return TextColumn(form, markup=False)  # names are people's own, brackets and all
+
+
 class Bars:
     """One bar a label: `with Bars({"training": 1000}) as bars: bars.update("training", 10, "loss 1.2")`. A total of None is
     not known."""
@@ -50,7 +54,7 @@ class Bars:
             middle = [BarColumn(), MofNCompleteColumn()] if counted else [SpinnerColumn()]
             times = [TimeElapsedColumn(), TextColumn("elapsed")]
             times += [TimeRemainingColumn(), TextColumn("left")] if counted else []
-            columns = [TextColumn("{task.description}"), *middle, *times, TextColumn("{task.fields[note]}")]
+            columns = [_text("{task.description}"), *middle, *times, _text("{task.fields[note]}")]
             self._rich = Progress(*columns, console=console)
             self._rich.start()
             self._tasks = {label: self._rich.add_task(label, total=total, note="") for label, total in self.totals.items()}

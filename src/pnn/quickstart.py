@@ -15,7 +15,7 @@ from pnn.data.shards import prepare
 from pnn.progress import say, track
 from pnn.report.page import write_report
 from pnn.results import Evaluation
-from pnn.runs import check_free, read_json
+from pnn.runs import check_free, is_finished, read_json
 from pnn.studies.registry import why_not
 from pnn.studies.run import analyse, open_run
 from pnn.training.jobs import Job, train_jobs
@@ -29,7 +29,7 @@ def run_quickstart(folder: Path, settings: list[str]) -> tuple[dict[str, Evaluat
     configs = {name: load_config(f"quickstart_{name}", settings) for name in MODELS}
     for name, run in runs.items():
         check_free(run, configs[name], resume=(run / "config.yaml").exists())  # what is kept must be what is asked for
-    if not all((run / "evaluation.json").exists() for run in runs.values()):
+    if not all(map(is_finished, runs.values())):
         prepare(configs["pnn"].data, track)  # once, here: the text of all is the same
         updates = {name: config.training.max_steps or 0 for name, config in configs.items()}
         jobs = {name: Job(f"quickstart_{name}", settings, run, updates[name]) for name, run in runs.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,11 @@ def claim(run: Path, config: RunConfig, resume: bool) -> None:
     write_text(run / "config.yaml", config.to_yaml())
 
 
-def flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} as {"a.b": 1}."""
     found: dict[str, Any] = {}
     for key, value in mapping.items():
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{key}.")
         else:
             found[prefix + key] = value
@@ -96,6 +96,17 @@ def run_of(checkpoint: Path) -> Path | None:
 
 def is_cycle(folder: Path) -> bool:
     return (folder / "cycle.json").exists()
+
+
+def is_finished(run: Path) -> bool:
+    """Whether its training came to its end: `pnn evaluate` also measures runs that were stopped. Of a run whose checkpoints are
+    gone, its evaluation alone says so."""
+    if not (run / "evaluation.json").exists():
+        return False
+    state = run / "checkpoints" / "last" / "trainer_state.json"
+    found = read_json(state) if state.exists() else {}
+    *_, updates = found.get("text") or [0]  # the trainer puts the planned updates last
+    return int(found.get("step", 0)) >= updates
 
 
 def without_text(run: str | Path, checkpoint: Path | str) -> str:

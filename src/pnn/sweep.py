@@ -14,6 +14,7 @@ by sequences: the interval is a bootstrap over seeds and sequences together, and
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from pnn.files import is_taken, remove_leftovers, write_json, write_text
 from pnn.kinds import of_result
 from pnn.progress import say, track
 from pnn.results import texts_of
-from pnn.runs import BY_SEQUENCE, check_free, read_json
+from pnn.runs import BY_SEQUENCE, check_free, is_finished, read_json
 from pnn.stats import Estimate, seeds_and_sequences, student
 from pnn.training.jobs import Job, train_jobs
 from pnn.training.updates import Plan
@@ -60,7 +61,7 @@ def arms_of(configs: Sequence[str], over: Sequence[str]) -> list[Arm]:
             values = None
         if not values or not key:
             raise UserError(f'--over "{one}": expected section.key=value,value,… as in training.learning_rate=3e-4,1e-3')
-        axes.append([(key, yaml.safe_dump(value, default_flow_style=True).splitlines()[0]) for value in values])
+        axes.append([(key, yaml.safe_dump(value, default_flow_style=True, width=math.inf).splitlines()[0]) for value in values])
     arms = []
     for config, chosen in itertools.product(configs, itertools.product(*axes)):
         words = [f"{key.rpartition('.')[2]}={value}" for key, value in chosen]
@@ -112,7 +113,12 @@ def _claim(folder: Path, asked: dict[str, Any]) -> None:
     """The folder of a new sweep, or of the same one. More seeds may be asked for later."""
     held = folder / "sweep.yaml"
     if held.exists():
-        before = yaml.safe_load(held.read_text(encoding="utf-8"))
+        try:
+            before = yaml.safe_load(held.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError):
+            before = None
+        if not isinstance(before, dict):
+            raise UserError(f"{held} is damaged: choose another --output")
         different = [key for key in ("configs", "over", "settings") if before.get(key) != asked[key]]
         if different:
             was = f"its {different[0]}: {before.get(different[0])}"
@@ -163,7 +169,7 @@ def _compared(arms: Sequence[Arm], folder: Path, seeds: int) -> list[dict[str, A
 
 def _read(run: Path) -> dict[str, Any] | None:
     """One finished run: its number on each text, and the totals of each sequence where there are any."""
-    if not (run / "evaluation.json").exists():
+    if not is_finished(run):
         return None
     evaluation = read_json(run / "evaluation.json")
     totals = read_json(run / BY_SEQUENCE) if (run / BY_SEQUENCE).exists() else {}

@@ -110,7 +110,9 @@ def test_loss_and_gradients_equal_ours(variant, changes):
         assert gradient.abs().max() > 0, name
 
 
-@pytest.mark.parametrize("changes", [{"gate": "token"}, {"gate_start": 0.1}, {"ffn": "geglu"}, {"positions": "rotary"}])
+@pytest.mark.parametrize(
+    "changes", [{"gate": "token"}, {"gate_start": 0.1}, {"ffn": "geglu"}, {"positions": "rotary"}, {"random_steps": [1, 4]}]
+)
 def test_what_the_published_code_does_not_have_has_no_naive_baseline(changes):
     with pytest.raises(UserError, match=f"model.{next(iter(changes))}: .* is not in the published design"):
         check_published_design(pnn.PNNConfig(**changes))

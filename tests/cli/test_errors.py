@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pnn.cli.tables import print_sweep
+
 
 def fails(pnn_command, *arguments, says: tuple[str, ...]) -> str:
     code, _, err = pnn_command(*arguments)
@@ -348,3 +350,12 @@ def test_no_run_and_no_checkpoint(pnn_command, tmp_path):
     fails(pnn_command, "evaluate", tmp_path / "both", says=("did you mean", str(tmp_path / "both" / "pnn")))
     fails(pnn_command, "report", tmp_path / "empty", says=("config.yaml",))
     fails(pnn_command, "data", "info", tmp_path / "empty", says=("no prepared text",))
+
+
+def test_brackets_in_names_are_shown_as_they_are(capsys):
+    arm = {"name": "kinds=[head]", "seeds": [0], "parameters": 8, "texts": {}}
+    text = {"measure": "loss", "value": 1.0, "interval": [0.9, 1.1], "by_seed": [1.0], "against_first": None}
+    print_sweep({"arms": [arm | {"texts": {"[/a]": text}}], "failed": {}, "seeds": 1})
+    shown = capsys.readouterr().out
+    assert "kinds=[head]" in shown
+    assert "[/a]" in shown

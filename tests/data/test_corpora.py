@@ -261,6 +261,18 @@ def test_a_parquet_column_of_numbers_is_named(tmp_path):
     assert error_of(file) == f'{file}: the column "text" holds int, not text (set data.text_column)'
 
 
+def test_a_parquet_column_that_is_no_utf8_is_named(tmp_path):
+    file = tmp_path / "a.parquet"
+    broken = arrow.array([b"fine", b"\xff\xfe"]).view(arrow.string())
+    parquet.write_table(arrow.table({"text": broken}), file)
+    assert error_of(file) == f'{file}: the column "text" is not valid UTF-8'
+
+
+def test_a_file_may_have_brackets_in_its_name(tmp_path):
+    (tmp_path / "text[1].txt").write_text("\n".join(LINES), encoding="utf-8")
+    assert lines_of(tmp_path / "text[1].txt", filter="none") == STRIPPED
+
+
 @pytest.mark.parametrize(("suffix", "compress"), [("xz", lzma.compress), ("gz", gzip.compress)])
 def test_a_compressed_file_that_is_cut_short_is_named(suffix, compress, tmp_path):
     file = tmp_path / f"a.txt.{suffix}"

@@ -189,6 +189,20 @@ def test_a_vocabulary_without_special_tokens_is_refused(tmp_path):
         from_vocabulary(path, 16)
 
 
+def test_a_vocabulary_with_a_word_twice_is_refused(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*WORDS, "fox", "fox"]), encoding="utf-8")
+    assert error_of(path) == f'{path}: "fox" stands there twice'
+
+
+def test_a_vocabulary_is_read_line_by_line_whatever_its_letters(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("\r\n".join([*WORDS, "a\u2028b", "\x85", "last"]).encode() + b"\r\n")
+    tokenizer = from_vocabulary(path, 16)
+    assert tokenizer.convert_tokens_to_ids("last") == len(WORDS) + 2
+    assert len(tokenizer) == len(WORDS) + 3
+
+
 @pytest.mark.parametrize("name", ["nothing.txt", "tokenizer.json"])
 def test_a_missing_file_is_named(name, tmp_path):
     assert error_of(tmp_path / name) == f'no tokenizer file or folder "{tmp_path / name}"'

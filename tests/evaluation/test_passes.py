@@ -15,6 +15,7 @@ from pnn.config import DataConfig
 from pnn.data.batches import pack, special_tokens
 from pnn.data.shards import prepare
 from pnn.data.tokenizers import of_synthetic_language
+from pnn.errors import UserError
 from pnn.evaluation.fill import fill
 from pnn.evaluation.masked import evaluate_masked
 from pnn.evaluation.passes import PackedShape, RowsShape, _cast_once, states_at
@@ -287,3 +288,5 @@ def test_requests_get_lm_evals_answers_with_logits_where_they_are_asked_for(of, 
     assert [right for _, right in ours] == [right for _, right in theirs]
     assert any(right for _, right in ours)
     assert [p for p, _ in ours] == pytest.approx([p for p, _ in theirs], abs=1e-4)
+    with pytest.raises(UserError, match="a choice has 25 tokens, but the model takes 24"):
+        log_likelihoods(lm, [(None, texts[0], draw.integers(5, 60, 25).tolist())])

@@ -3,13 +3,17 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
+from pnn.config import DataConfig
 from pnn.data import synthetic
+from pnn.data.corpora import open_source
+from pnn.data.shards import prepare_source
 from pnn.errors import UserError
 from pnn.evaluation.fill import fill
-from pnn.evaluation.refining import refining
+from pnn.evaluation.refining import example, refining
 from pnn.models.bert import BertBaselineConfig, BertBaselineForMaskedLM
 from pnn.models.loading import Loaded, load_run
 from pnn.report.refining import grid
@@ -98,6 +102,18 @@ def test_a_bert_is_read_after_its_layers_and_has_no_gates(loaded):
 def test_what_cannot_be_read_is_said_in_a_sentence(loaded, text, says):
     with pytest.raises(UserError, match=says):
         refining(loaded, text)
+
+
+def test_a_held_out_text_that_holds_a_mask_is_no_example(loaded, tmp_path):
+    words = synthetic.language().words[len(synthetic.SPECIAL_WORDS) :]
+    lines = [f"{' '.join(words[:6])} [MASK] {' '.join(words[6:30])}", " ".join(words[:8]), " ".join(words[8:16])]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    data = DataConfig(filter="none", prepared=str(tmp_path / "prepared"), max_length=64)
+    source = open_source(str(tmp_path / "text.txt"), data, "validation")
+    tokens = prepare_source(source, loaded.tokenizer, data, lambda lines, *_: lines)
+    found = example(loaded, tokens, np.arange(3), 0.5, 0)
+    assert len(found["rows"]) == 8  # one of the short ones
+    assert all("answer" in row for row in found["rows"] if row["masked"])
 
 
 def test_a_run_keeps_a_held_out_text_with_the_answers(trained_run):

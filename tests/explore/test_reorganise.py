@@ -9,6 +9,8 @@ from pnn import plasticity
 from pnn.errors import UserError
 from pnn.explore import reorganise
 from pnn.explore.subjects import open_subjects
+from pnn.export.run import export_run
+from pnn.models.loading import longest_input
 
 TEXT = "the fox of avon wore amber hats .\nit has old amber boots .\nthis fox is shy in avon ."
 
@@ -76,6 +78,19 @@ def test_the_download_is_the_smaller_model(subject, tmp_path):
     (opened,), _ = open_subjects([str(tmp_path / "model")])
     assert plasticity.heads(opened.loaded.model) == [(0, 0)]
     assert reorganise.worth(opened, frozenset(), TEXT) == reorganise.worth(subject, frozenset({(0, 1)}), TEXT)
+    export_run(str(tmp_path / "model"), tmp_path / "exported")
+    assert "1 of 2 attention heads pruned, chosen by hand" in (tmp_path / "exported" / "README.md").read_text()
+
+
+def test_a_decoder_with_a_short_context_continues_as_far_as_it_can(decoder, monkeypatch):
+    longest = longest_input(decoder.loaded.model)
+    monkeypatch.setattr(reorganise, "CONTINUED", longest + 1)
+    words = TEXT.split()[: reorganise.PROMPT]
+    sample = reorganise.worth(decoder, frozenset(), TEXT + " .").sample
+    assert sample.startswith(" ".join(words))
+    monkeypatch.setattr(reorganise, "PROMPT", 10_000)
+    monkeypatch.setattr(reorganise, "LONGEST_PROMPT", 10_000)
+    assert reorganise.worth(decoder, frozenset(), "fox " * longest + "\nfox fox .").sample is None
 
 
 def test_the_page_opens_on_a_pnn(trained_run, tiny_bert):

@@ -60,7 +60,7 @@ def test_token_shards_are_told_by_the_text_they_were_made_of(run):
     config["training"] |= {"max_steps": None, "epochs": 3}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     text = card(run)
-    assert "Trained on `one.txt`, `two.txt.xz`, which had become tokens before" in text
+    assert "Trained on `one.txt`, `two.txt.xz`, tokenised in advance" in text
     assert "`corpus`" not in text
     assert "3 epochs in updates of 16 sequences" in text
 

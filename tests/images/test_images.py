@@ -28,7 +28,7 @@ import pnn
 from pnn.errors import UserError
 from pnn.images import Images, Recipe, from_folder, hits_by_step, save, train, vit_of_equal_size
 from pnn.images.training import shifted
-from pnn.models.image_processor import scaled
+from pnn.models.image_processor import PNNImageProcessor, scaled
 from pnn.nn.patches import patches
 
 SMALL = {
@@ -157,6 +157,12 @@ def test_the_processor_takes_what_people_have():
     for wrong, says in ((np.zeros((2, 3, 4, 5)), "shape"), (grey.astype(np.int64), "bytes")):
         with pytest.raises(ValueError, match=says):
             PROCESSOR([wrong])
+
+
+def test_sixteen_bits_of_grey_become_eight():
+    values = np.array([[0, 255], [256, 65535]], np.uint16)
+    (seen,) = PNNImageProcessor(image_size=2, num_channels=1).pixels([Image.fromarray(values)])
+    assert seen[0].tolist() == [[0, 0], [1, 255]]
 
 
 def test_a_shift_moves_whole_images():

@@ -71,6 +71,9 @@ def test_one_command_makes_a_smaller_model(pnn_command, saved):
     code, _, err = pnn_command(*(("-40%" if word == "-20%" else word) for word in words), "--resume")
     assert code == 2
     assert "cannot resume small: fewer was 0.2 and is now 0.4" in " ".join(err.split())
+    Path("other.txt").write_text("the fox of avon wore amber hats .\n" + Path("text.txt").read_text())
+    code, _, err = pnn_command(*("other.txt" if word == "text.txt" else word for word in words), "--resume")
+    assert (code, "cannot resume small: the text is another" in " ".join(err.split())) == (2, True)
     # what came out can be exported and shrunk again
     code, _, err = pnn_command("export", "small", "--output", "exported")
     assert code == 0, err

@@ -210,6 +210,8 @@ def test_a_bare_checkpoint_reads_text_as_decoders_are_trained(run, pnn_command, 
 
 
 def test_generate_continues_texts_the_same_way_every_time(run, pnn_command):
+    code, _, err = pnn_command("generate", run, "it has", "\udcff")
+    assert (code, "prompt 2 is not valid UTF-8" in err) == (2, True)
     arguments = ("generate", run, "the fox of", "it has", "--max-new-tokens", "6", "--json")
     code, out, _ = pnn_command(*arguments)
     assert code == 0

@@ -188,8 +188,10 @@ def test_the_newest_by_number_and_best_and_last_are_never_rotated_away(tmp_path)
         checkpoint.step_folder(tmp_path, step).mkdir()
     point(tmp_path / "best", tmp_path / "step-000100")
     point(tmp_path / "last", tmp_path / "step-000300")
+    (tmp_path / "step-000200-keep").mkdir()  # somebody's copy
     checkpoint.rotate(tmp_path, 1)
-    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-000100", "step-000300", "step-1000000"]
+    kept = ["step-000100", "step-000200-keep", "step-000300", "step-1000000"]
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == kept
 
 
 def test_more_masks_in_training_leave_the_evaluation_as_it_is(tiny_config, tmp_path):

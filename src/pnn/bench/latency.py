@@ -59,7 +59,7 @@ def latency_rows(run: RunConfig, against: list[str], budget: Budget) -> dict[str
             models[name], answers[name] = ours, _of_onnx(ours, int8=name == BESIDE["int8"])
         else:
             models[name] = BertForMaskedLM(BertConfig(**BERT_BASE)).to(device, DTYPES[precision]).eval()
-            answers[name] = _of_bert(models[name], compiled=name == BESIDE["compiled"])
+            answers[name] = _of_bert(models[name], length_of(ours), compiled=name == BESIDE["compiled"])
     with torch.inference_mode():
         times = take_turns(answers, device, budget.seconds * len(answers), warm_up=budget.warmup)
     rows = {}
@@ -106,12 +106,13 @@ def length_of(model: PreTrainedModel) -> int:
     return min(LENGTH, model.config.max_position_embeddings)
 
 
-def _tokens(model: PreTrainedModel) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(0).integers(5, model.config.vocab_size, length_of(model))
+def _tokens(model: PreTrainedModel, length: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(5, model.config.vocab_size, length)
 
 
 def _of_ours(model: Any, precision: torch.dtype) -> Answer:
-    ids, at = _tokens(model), torch.tensor([length_of(model) // 2])
+    length = length_of(model)
+    ids, at = _tokens(model, length), torch.tensor([length // 2])
 
     def answer() -> int:
         batch = pack(ids, np.array([len(ids)]), np.zeros(1, np.int64))
@@ -121,8 +122,8 @@ def _of_ours(model: Any, precision: torch.dtype) -> Answer:
     return answer
 
 
-def _of_bert(model: Any, compiled: bool) -> Answer:
-    ids = torch.from_numpy(_tokens(model))[None]
+def _of_bert(model: Any, length: int, compiled: bool) -> Answer:
+    ids = torch.from_numpy(_tokens(model, length))[None]
     mask, at = torch.ones_like(ids), ids.shape[1] // 2
     on_gpu = model.device.type == "cuda"
     run = torch.compile(model, mode="reduce-overhead" if on_gpu else None) if compiled else model
@@ -143,7 +144,7 @@ def _of_onnx(model: PreTrainedModel, int8: bool) -> Answer:
             graph, path = path, Path(folder) / "int8.onnx"
             write_int8(path, graph, model)
         session = onnx_session(path)
-    ids = _tokens(model)[None]
+    ids = _tokens(model, length_of(model))[None]
     feed, at = {"input_ids": ids, "attention_mask": np.ones_like(ids)}, ids.shape[1] // 2
     return lambda: int(session.run(["logits"], feed)[0][0, at].argmax())
 

@@ -132,12 +132,15 @@ def check_published_design(config: PNNConfig) -> None:
         "positions": ("learned",),
         "head_transform": (False,),
         "tie_word_embeddings": (False,),
+        "random_steps": (None,),
+        "random_halt": (False,),
+        "halt": (None,),
     }
     for key, values in published.items():
         if getattr(config, key) not in values:
             raise UserError(
                 f"model.{key}: {getattr(config, key)} is not in the published design, so there is no naive baseline of it: "
-                f"set it to {str(values[0]).lower()}, or leave naive out of --against"
+                f"set it to {'null' if values[0] is None else str(values[0]).lower()}, or leave naive out of --against"
             )
 
 

@@ -215,7 +215,7 @@ def padded_updates(trainer: Trainer, count: int) -> list[tuple[list[Padded], int
     return out
 
 
-def naive_train_row(run: RunConfig, budget: Budget, precision: str | None = None) -> dict[str, Any]:
+def naive_train_row(run: RunConfig, budget: Budget) -> dict[str, Any]:
     device = device_of(run)
     clean_slate(device)
     with host_trainer_of(run) as host:
@@ -224,7 +224,7 @@ def naive_train_row(run: RunConfig, budget: Budget, precision: str | None = None
         assert isinstance(config, PNNConfig)
         check_published_design(config)
         prepared = padded_updates(host, NAIVE_UPDATES)
-        trainer = NaiveTrainer(NaivePNN.from_pnn(host.model), run.training, host.plan.updates, device, precision)
+        trainer = NaiveTrainer(NaivePNN.from_pnn(host.model), run.training, host.plan.updates, device)
     supply = itertools.cycle(prepared)
 
     def one_update() -> float:

@@ -19,7 +19,7 @@ MaxLength = Annotated[int | None, typer.Option(help="Tokens per row. Default: th
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.", min=0)]
 PerLayer = Annotated[bool, typer.Option(help="Prune the same share of every layer.")]
 WholeLayers = Annotated[bool, typer.Option(help="A layer may lose all its heads.")]
-Beyond = Annotated[int, typer.Option(help="Heads that a layer may grow beyond its original number.", min=0)]
+Beyond = Annotated[int, typer.Option(help="Heads that a layer may grow beyond its original number, in each round.", min=0)]
 Init = Annotated[str, typer.Option(help="How new heads start: zero, random, clone, or in a cycle revive (as they were).")]
 Teacher = Annotated[
     str, typer.Option(help="What to learn from the unpruned model: logits, states (both), or none (learn the text).")

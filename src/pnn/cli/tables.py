@@ -22,7 +22,7 @@ MOST_STEPS = 16  # columns of a table; of more steps, some are shown
 
 def show(*what: Any) -> None:
     """On a terminal as wide as that; into a file or a pipe, where nobody can widen anything, as wide as it needs."""
-    console = Console()
+    console = Console(markup=False)  # names and texts are people's own, brackets and all
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(console.width, FILE_COLUMNS)
     console.print(*what)

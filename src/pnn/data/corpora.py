@@ -49,8 +49,8 @@ def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
     if name in synthetic.RULES:
         identity = {"synthetic": data.synthetic_paragraphs, "language": synthetic.fingerprint(name)}
         return Source(name, identity, lambda: _records(synthetic.paragraphs(data.synthetic_paragraphs, 0, name)), True)
-    if (Path(name) / MANIFEST).is_file():
-        return _as_tokens(Path(name))
+    if (Path(name).expanduser() / MANIFEST).is_file():
+        return _as_tokens(Path(name).expanduser())
     if _looks_like_files(name):
         files = _find_files(name)
         identity = {"files": [[file.name, sha256(file)] for file in files], "column": data.text_column}
@@ -101,7 +101,7 @@ def _find_files(pattern: str) -> list[Path]:
     if path.is_dir():
         names = [str(p) for p in path.iterdir() if _plain_name(p.name).endswith(SUFFIXES)]
     else:
-        names = glob.glob(str(path), recursive=True)
+        names = [str(path)] if path.is_file() else glob.glob(str(path), recursive=True)  # a file's name may have brackets
     files = sorted(Path(n) for n in names if Path(n).is_file())
     if not files:
         why = f": the folder holds neither token shards nor {', '.join(SUFFIXES)} files" if path.is_dir() else ""
@@ -176,7 +176,11 @@ def _parquet_lines(file: Path, column: str) -> Iterator[str]:
         raise UserError(f'{file}: no column "{column}" (set data.text_column){did_you_mean(column, names)}')
     row = 0
     for batch in table.iter_batches(columns=[column]):
-        for text in batch.column(0).to_pylist():
+        try:
+            texts = batch.column(0).to_pylist()
+        except UnicodeDecodeError:
+            raise UserError(f'{file}: the column "{column}" is not valid UTF-8') from None
+        for text in texts:
             row += 1
             if text is not None and not isinstance(text, str):
                 raise UserError(f'{file}: the column "{column}" holds {type(text).__name__}, not text (set data.text_column)')

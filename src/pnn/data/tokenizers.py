@@ -51,7 +51,11 @@ def _word_piece(model: models.WordPiece) -> Tokenizer:
 
 def from_vocabulary(vocab_file: Path, max_length: int) -> PreTrainedTokenizerFast:
     """BERT's uncased tokenizer from its vocab.txt."""
-    vocabulary = {word: i for i, word in enumerate(vocab_file.read_text(encoding="utf-8").splitlines())}
+    words = [line.rstrip("\r") for line in vocab_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    if len(vocabulary) < len(words):
+        twice = next(word for i, word in enumerate(words) if vocabulary[word] != i)
+        raise UserError(f'{vocab_file}: "{twice}" stands there twice')
     missing = [token for token in SPECIAL.values() if token not in vocabulary]
     if missing:
         raise UserError(f"{vocab_file}: no {', '.join(missing)} in the vocabulary")
@@ -143,7 +147,7 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
         if path.is_file():
             tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), **_special_tokens_in(Tokenizer.from_file(str(path))))
         else:
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # the loaders raise many kinds: no such name, no network, a broken file

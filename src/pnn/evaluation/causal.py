@@ -92,7 +92,7 @@ def evaluate_causal(
         "loss": loss,
         "loss_interval": [low, high],
         **_steps(model, num_steps, (steps_of.sum(0) / windows.sum()).tolist() if by_step else None),
-        "perplexity": math.exp(loss),
+        "perplexity": math.exp(min(700.0, loss)),
         "word_perplexity": math.exp(min(700.0, loss * len(stream) / words)),
         "bits_per_byte": loss * len(stream) / (size * math.log(2)),
         "accuracy": accuracy,

@@ -95,7 +95,7 @@ def _blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, longest: i
     mask, mask_id = tokenizer.mask_token, tokenizer.mask_token_id
     texts, number = iter(texts), 1
     while chosen := list(itertools.islice(texts, BLOCK_TEXTS)):
-        tokens = [encoding.ids for encoding in backend.encode_batch_fast([t if _is_unicode(t) else "" for t in chosen])]
+        tokens = [encoding.ids for encoding in backend.encode_batch_fast([t if is_unicode(t) else "" for t in chosen])]
         for index, (text, ids) in enumerate(zip(chosen, tokens, strict=True), number):
             if wrong := _what_is_wrong(text, ids, mask, mask_id, longest):
                 raise UserError(f"{origin} {index} {wrong}")
@@ -107,7 +107,7 @@ def _blocks(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, longest: i
 def _what_is_wrong(text: str, ids: list[int], mask: str, mask_id: int, longest: int) -> str | None:
     if not text.strip():
         return f"is empty: a text with {mask} is needed"
-    if not _is_unicode(text):
+    if not is_unicode(text):
         return "is not valid UTF-8"
     if mask_id not in ids:
         return f"has no {mask}: there is nothing to fill in"
@@ -116,7 +116,7 @@ def _what_is_wrong(text: str, ids: list[int], mask: str, mask_id: int, longest: 
     return None
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """False for what Python makes of a command line argument's broken bytes."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError, first_line
+from pnn.evaluation.fill import is_unicode
 from pnn.models.continuous import continue_all, most_probable, sampled
 from pnn.models.loading import Loaded, longest_input
 from pnn.models.registry import kind_of
@@ -28,6 +29,9 @@ def continue_texts(
 ) -> list[dict[str, str]]:
     """For each prompt, what follows it. Temperature 0 takes the most probable token every time."""
     model, tokenizer = loaded.model.eval(), loaded.tokenizer
+    for number, prompt in enumerate(prompts, 1):
+        if not is_unicode(prompt):
+            raise UserError(f"prompt {number} is not valid UTF-8")
     ids = [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(prompts, add_special_tokens=False)]
     _check(ids, max_new_tokens, temperature, top_k, longest_input(model))
     filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_of_text(tokenizer)

@@ -40,7 +40,8 @@ def example(
     model makes of them."""
     special = special_tokens(loaded.tokenizer)
     texts = (packed for packed, _ in evaluation_batches(tokens, sequences[:LOOKED_AT], 1))  # one at a time
-    short = [text.mask(special, mask_probability, mask_seed) for text in texts if len(text.input_ids) <= LONGEST_EXAMPLE]
+    readable = (text for text in texts if len(text.input_ids) <= LONGEST_EXAMPLE and special.mask not in text.input_ids)
+    short = [text.mask(special, mask_probability, mask_seed) for text in readable]
     if not short:
         return None
     chosen = max(short, key=lambda masked: len(masked.positions))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pnn.data.batches import pack
+from pnn.errors import UserError
 from pnn.evaluation.passes import states_at, to_device
 from pnn.nn.fast import read_out
 from pnn.progress import Bars, console
@@ -29,6 +30,8 @@ def log_likelihoods(
     is. A text that several requests ask about (choices of one token) is read once."""
     asking: dict[tuple[int, ...], list[int]] = {}
     for number, (_, context, continuation) in enumerate(requests):
+        if len(continuation) > lm.max_length:
+            raise UserError(f"a choice has {len(continuation):,} tokens, but the model takes {lm.max_length:,}")
         asking.setdefault(tuple((context + continuation)[-(lm.max_length + 1) : -1]), []).append(number)
     texts = sorted(asking, key=len, reverse=True)  # the longest first: what does not fit into memory shows at once
     model, rows = lm.model, override_bs or lm.batch_size

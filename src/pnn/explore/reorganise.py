@@ -31,6 +31,7 @@ from pnn.numbers import count, per_cent, short_count, written
 from pnn.plasticity.heads import Head, head_map
 from pnn.plasticity.measure import held_out_loss, size, speeds
 from pnn.plasticity.models import save
+from pnn.plasticity.run import changed, history_with
 from pnn.plasticity.surgery import prune
 from pnn.plasticity.text import Text
 from pnn.report.markup import Html, cell, tag
@@ -38,6 +39,7 @@ from pnn.report.markup import table as html_table
 
 ROW = 64  # tokens of a decoder's rows, about
 PROMPT = 6  # words of the text that a decoder continues
+LONGEST_PROMPT = 120  # letters: a text without spaces is one word
 CONTINUED = 24  # tokens
 ENGLISH = """Once upon a time there was a little girl who lived near a big forest with her mother and her dog.
 One day she found a small box under an old tree, and she wanted to know what was inside it.
@@ -96,10 +98,13 @@ def worth(subject: Subject, without: frozenset[Head], text: str) -> Worth:
         costs, loss = size(model, rows.held_out.shape[1]), held_out_loss(model, rows)
         sample = None
         if kind_of(model).causal:
-            prompt = " ".join(text.split()[:PROMPT])
-            loaded = Loaded(subject.loaded.checkpoint, model, subject.loaded.tokenizer, subject.loaded.precision)
-            (made,) = continue_texts(loaded, [prompt], max_new_tokens=CONTINUED, temperature=0)
-            sample = prompt + made["continuation"]
+            tokenizer = subject.loaded.tokenizer
+            prompt = " ".join(text.split()[:PROMPT])[:LONGEST_PROMPT]
+            room = longest_input(model) - len(tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids)
+            if room > 0:
+                loaded = Loaded(subject.loaded.checkpoint, model, tokenizer, subject.loaded.precision)
+                (made,) = continue_texts(loaded, [prompt], max_new_tokens=min(CONTINUED, room), temperature=0)
+                sample = prompt + made["continuation"]
         return Worth(costs["heads"], costs["parameters"], costs["flops_per_token"], loss["perplexity"], loss["targets"], sample)
 
 
@@ -107,7 +112,7 @@ def speed(subject: Subject, without: frozenset[Head]) -> tuple[float, float]:
     """Tokens per second that the model and the smaller one read, timed in turns: eight rows of up to `ROW` tokens."""
     with computing:
         models = {"before": subject.loaded.model, "after": smaller(subject, without)}
-    row = speeds(models, min(ROW, longest_input(subject.loaded.model)), largest_only=True)[-1]
+        row = speeds(models, min(ROW, longest_input(subject.loaded.model)), largest_only=True)[-1]
     return row["tokens_per_second"]["before"], row["tokens_per_second"]["after"]
 
 
@@ -141,10 +146,10 @@ def write_zip(subject: Subject, without: Iterable[Head], file: Path) -> None:
     heads = sorted(without)
     with TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
-        change = {"pruned": [{"layer": layer, "head": index} for layer, index in heads]}
         with computing:
-            history = {"source": subject.name, "changes": [change]}
-            save(smaller(subject, heads), folder, subject.loaded.tokenizer, history)
+            model = smaller(subject, heads)
+            change = {"by": "hand", "data": None, **changed(subject.loaded.model, model, "pruned", heads)}
+            save(model, folder, subject.loaded.tokenizer, history_with(subject.name, subject.loaded, change))
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for path in sorted(folder.rglob("*")):
                 archive.write(path, path.relative_to(folder))

@@ -18,7 +18,7 @@ from pnn.figures.training import training_curves
 from pnn.numbers import count, per_cent, short_count, written
 from pnn.report.markup import Html, table, tag
 from pnn.results import Json, median_speed
-from pnn.runs import is_cycle, read_config, read_json, read_metrics, short_names
+from pnn.runs import is_cycle, is_finished, read_config, read_json, read_metrics, short_names
 
 FILES = ("config.yaml", "metrics.jsonl", "evaluation.json")
 STILL = 120.0  # seconds without a line after which a run is taken to have stopped
@@ -80,7 +80,7 @@ def _scrolling(kind: str, label: str) -> dict[str, object]:
 
 
 def _state(run: Path, evaluation: Json | None) -> str:
-    if evaluation is not None:
+    if evaluation is not None and is_finished(run):
         return "finished"
     file = run / "metrics.jsonl"
     return "training" if file.exists() and time.time() - file.stat().st_mtime < STILL else "not finished"

@@ -123,7 +123,7 @@ def download(subjects: list[Subject]) -> Callable[..., Any]:
 def serve(names: Sequence[str], host: str, port: int, browser: bool) -> None:
     """The page about these models, until Ctrl-C."""
     try:
-        listening = socket.create_server((host, port))
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise UserError(f"cannot listen on {host}:{port} ({error.strerror}): choose another --port") from None
     with listening:

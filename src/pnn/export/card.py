@@ -29,7 +29,7 @@ from pnn.results import Evaluation, TunedTask, texts_of
 from pnn.runs import AVERAGE, is_cycle, read_config, read_environment, read_json
 
 CARRIED = ("Intended use", "Data", "Training", "Results", "Limits", "Licence")  # from the card of weights without their run
-OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for what is no matrix of a block)"}
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon (AdamW for all weights that are no matrix of a block)"}
 
 
 def model_card(
@@ -202,7 +202,7 @@ class Known:
         if read and Path(read["folder"]).name == Path(data.train).name:
             files = read["recipe"]["source"].get("files", [])
             names = ", ".join(f"`{name}`" for name, _ in files) or f"`{public(data.train)}`"
-            return f"{names}, which had become tokens before, with the tokenizer beside the weights"
+            return f"{names}, tokenised in advance with the tokenizer beside the weights"
         return f"`{public(data.train)}`, tokenizer `{public(data.tokenizer)}`"
 
     def training(self) -> str:

@@ -17,9 +17,10 @@ from pnn.export.loading import Exported
 from pnn.files import is_taken, new_folder, remove_folder, write_checksums, write_json, write_text
 from pnn.memory import out_of_memory_says
 from pnn.models.loading import save_tokenizer
+from pnn.plasticity.cycle import fingerprint
 from pnn.plasticity.journal import check_free, check_same
 from pnn.plasticity.models import HISTORY
-from pnn.plasticity.run import history_with, open_model
+from pnn.plasticity.run import history_with, open_model, what_needs_less
 from pnn.plasticity.shrink import DEFAULTS, ShrinkSettings, check, shrink
 from pnn.plasticity.text import read_text
 from pnn.plasticity.vocabulary import TOKEN
@@ -43,14 +44,11 @@ def run_shrink(
 ) -> dict[str, Any]:
     """What was measured, which summary.json in the new folder says too."""
     work = output.with_name(f"{output.name}.unfinished")
-    if resume and (output / SUMMARY).exists() and (output / "shrink.json").exists():
-        check_same(output, DEFAULTS | read_json(output / "shrink.json"), settings.as_json(), "shrink")
-        if work.exists():  # a kill came between the folder and this
-            remove_folder(work)
-        return read_json(output / SUMMARY)
-    check_free(output)
-    if is_taken(work) and not resume:
-        raise UserError(f"{work} holds unfinished work on {output}: continue it with --resume, or remove it")
+    finished = resume and (output / SUMMARY).exists() and (output / "shrink.json").exists()
+    if not finished:
+        check_free(output)
+        if is_taken(work) and not resume:
+            raise UserError(f"{work} holds unfinished work on {output}: continue it with --resume, or remove it")
     loaded = open_model(model)
     check(loaded.model, settings, loaded.tokenizer)
     text = read_text(
@@ -64,15 +62,14 @@ def run_shrink(
         count=TOKEN in settings.kinds,
         progress=progress,
     )
+    if finished:
+        asked = settings.as_json() | {"weights": fingerprint(loaded.model), "text": text.fingerprint()}
+        check_same(output, DEFAULTS | read_json(output / "shrink.json"), asked, "shrink")
+        if work.exists():  # a kill came between the folder and this
+            remove_folder(work)
+        return read_json(output / SUMMARY)
     name = Path(model).resolve().name if Path(model).exists() else model
-    rows, row = settings.batch_rows, text.train.shape[1]
-
-    def less() -> str:
-        instead = f"--batch-size {rows // 2}" if rows > 1 else f"--max-length {row // 2}"
-        alone = "" if settings.teacher == "none" else ", and --teacher none holds one model less"
-        return f"with updates of {rows} rows of {row:,} tokens: {instead} needs half{alone}"
-
-    with out_of_memory_says(less):
+    with out_of_memory_says(lambda: what_needs_less(settings.batch_rows, text, settings.teacher)):
         smaller, summary, tokenizer, _ = shrink(
             loaded.model, text, work, settings, tokenizer=loaded.tokenizer, name=name, resume=resume, quiet=False
         )

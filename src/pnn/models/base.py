@@ -25,7 +25,7 @@ from pnn.nn.halting import Halt, Read, Rule
 from pnn.nn.head import VocabularyHead
 from pnn.nn.packing import Layout, Rows, only_at
 from pnn.nn.rotary import rotation
-from pnn.objectives import IGNORE, count_targets, step_weighted_loss
+from pnn.objectives import IGNORE, count_targets, divisor, step_weighted_loss
 
 ROTARY_BASE = 10000.0
 # What HF Trainer's predictions leave out: logits remain
@@ -322,7 +322,7 @@ class MaskedLMBase(PnnPreTrainedModel):
             rows = [*(only_at(h, at)[0] for h in trained[:-1]), last]
             features = [self.head.features(h) for h in rows]
             loss, step_losses = step_weighted_loss(features, self.head.decoder, labels, weights, num_items_in_batch)
-            share = None if num_items_in_batch is None else count_targets(labels) / num_items_in_batch
+            share = None if num_items_in_batch is None else count_targets(labels) / divisor(num_items_in_batch, labels)
             loss = with_cost(loss, out.step_cost, share)
         if output_logits:
             logits = self.head(out.last_hidden_state if logit_positions is None else last)

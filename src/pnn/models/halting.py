@@ -52,6 +52,8 @@ class HaltingEncoder(EncoderBase):
                 raise ValueError("halt: this model has no learned unit: fit one (pnn.training.halting.fit_halting)")
             criterion = CRITERIA[chosen.criterion](self.config.hidden_size).train(self.training)
         if criterion.reads and read is None:
+            if halt is None:
+                return None  # the config's rule is that of another head
             raise ValueError(f"halt: {chosen.criterion} needs a head that chooses between tokens or labels")
         if steps == 0 or (self.training and not isinstance(criterion, Learned)):
             return None  # in training every step is learnt

@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from pnn.models.base import EncoderBase, EncoderOutput, PnnPreTrainedModel, with_cost
 from pnn.models.pretrained import Asked
 from pnn.nn.halting import Read
-from pnn.objectives import IGNORE
+from pnn.objectives import IGNORE, cross_entropy
 
 
 @dataclass
@@ -53,6 +53,8 @@ class EncoderWithHead(PnnPreTrainedModel):
     head_name: ClassVar[str] = "classifier"
 
     def __init__(self, config: PreTrainedConfig):
+        if getattr(config, "random_halt", False):  # for pretraining: of a text one token is read, and all others would halt
+            config = type(config).from_dict(config.to_dict() | {"random_halt": False})
         super().__init__(config)
         self.num_labels = config.num_labels
         self.encoder = type(self).encoder_class(config)
@@ -190,7 +192,7 @@ class TokenClassificationBase(EncoderWithHead):
         logits = self.classifier(states)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+            loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
             loss = with_cost(loss, more.get("step_cost"))
         return ClassifierOutput(loss=loss, logits=logits, **more)
 
@@ -231,7 +233,7 @@ class QuestionAnsweringBase(EncoderWithHead):
             length = states.shape[1]
             loss = torch.stack(
                 [
-                    F.cross_entropy(one, at.view(-1).clamp(0, length), ignore_index=length)
+                    cross_entropy(one, torch.where(at.view(-1) < length, at.view(-1).clamp(min=0), IGNORE))
                     for one, at in zip(logits, (start_positions, end_positions), strict=True)
                 ]
             ).mean()

@@ -41,7 +41,10 @@ class PNNImageProcessor(BaseImageProcessor):
         square = (self.image_size, self.image_size)
         found = torch.empty((len(images), self.num_channels, *square), dtype=torch.uint8)
         for row, image in zip(found, images, strict=True):
-            picture = ImageOps.exif_transpose(as_picture(image)).convert(MODES[self.num_channels])
+            picture = ImageOps.exif_transpose(as_picture(image))
+            if picture.mode.startswith("I;16"):  # Pillow would cut these off at 255 instead of dividing them
+                picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+            picture = picture.convert(MODES[self.num_channels])
             if picture.size != square:
                 picture = picture.resize(square, Image.Resampling.BILINEAR)
             row.copy_(torch.from_numpy(np.array(picture)).view(*square, self.num_channels).permute(2, 0, 1))

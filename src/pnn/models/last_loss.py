@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback
+from transformers.utils import ModelOutput
 
 
 class LastLoss(TrainerCallback):
@@ -18,5 +19,5 @@ class LastLoss(TrainerCallback):
 
 
 def _report_last(model: nn.Module, inputs: Any, output: Any) -> None:
-    if not model.training and output.get("last_loss") is not None:
+    if isinstance(output, ModelOutput) and not model.training and output.get("last_loss") is not None:
         output["loss"] = output["last_loss"]

@@ -110,6 +110,7 @@ class PNNConfig(PreTrainedConfig):
         name, steps = ("num_steps", self.num_steps) if self.trained_steps is None else ("trained_steps", self.trained_steps)
         if self.repeat is not None:
             self.schedule = order(self.schedule, self.repeat, steps)
+            order(self.schedule, self.repeat, self.num_steps)  # fewer have to fit too
         if len(self.schedule) != steps:
             raise ValueError(f"schedule has {len(self.schedule)} entries, but {name}={steps}")
         if sorted(set(self.schedule)) != list(range(max(self.schedule) + 1)):

@@ -25,7 +25,7 @@ from pnn.plasticity.models import HISTORY, save
 from pnn.plasticity.phases import prune_heads
 from pnn.plasticity.scores import Scores, score
 from pnn.plasticity.settings import CycleSettings, check
-from pnn.plasticity.text import read_text
+from pnn.plasticity.text import Text, read_text
 from pnn.runs import read_json
 
 WITHOUT_TEXT = ("magnitude", "random", "balanced")
@@ -66,15 +66,16 @@ def run_cycle(
         progress=progress,
     )
     name = Path(model).resolve().name if Path(model).exists() else model
-    batch, row = settings.batch_rows, text.train.shape[1]
-
-    def smaller() -> str:
-        less = f"--batch-size {batch // 2}" if batch > 1 else f"--max-length {row // 2}"
-        alone = "" if settings.teacher == "none" else ", and --teacher none holds one model less"
-        return f"with updates of {batch} rows of {row:,} tokens: {less} needs half{alone}"
-
-    with out_of_memory_says(smaller):
+    with out_of_memory_says(lambda: what_needs_less(settings.batch_rows, text, settings.teacher)):
         cycle(loaded.model, text, output, settings, tokenizer=loaded.tokenizer, name=name, resume=resume, quiet=False)
+
+
+def what_needs_less(rows: int, text: Text, teacher: str) -> str:
+    """Memory, of learning in updates of so many rows."""
+    length = text.train.shape[1]
+    less = f"--batch-size {rows // 2}" if rows > 1 else f"--max-length {length // 2}"
+    alone = "" if teacher == "none" else ", and --teacher none holds one model less"
+    return f"with updates of {rows} rows of {length:,} tokens: {less} needs half{alone}"
 
 
 def run_score(
@@ -111,10 +112,10 @@ def run_prune(
     check(loaded.model, settings)
     scores = _scores(loaded, data, method, length, seed, progress)
     smaller, gone = prune_heads(loaded.model, scores, settings)
-    changed = _changed(loaded.model, smaller, "pruned", gone)
+    made = changed(loaded.model, smaller, "pruned", gone)
     asked = {"by": method, "share": ratio, "data": None if method in WITHOUT_TEXT else data, "seed": seed}
-    save(smaller, output, loaded.tokenizer, history_with(model, loaded, {**asked, **changed}))
-    return changed
+    save(smaller, output, loaded.tokenizer, history_with(model, loaded, {**asked, **made}))
+    return made
 
 
 def run_grow(
@@ -140,10 +141,10 @@ def run_grow(
     batches = None if method in WITHOUT_TEXT else _batches(loaded, data, method, length, progress)
     new = propose(loaded.model, ratio, method, batches, beyond=beyond, seed=seed)
     larger = grow(loaded.model, new, init, seed=seed)
-    changed = _changed(loaded.model, larger, "grown", new)
+    made = changed(loaded.model, larger, "grown", new)
     asked = {"by": method, "share": ratio, "init": init, "data": None if method in WITHOUT_TEXT else data, "seed": seed}
-    save(larger, output, loaded.tokenizer, history_with(model, loaded, {**asked, **changed}))
-    return changed
+    save(larger, output, loaded.tokenizer, history_with(model, loaded, {**asked, **made}))
+    return made
 
 
 def _scores(loaded: Loaded[Any], data: str | None, method: str, length: int | None, seed: int, progress: Progress) -> Scores:
@@ -167,7 +168,7 @@ def history_with(model: str, loaded: Loaded[Any], change: dict[str, Any]) -> dic
     return {**held, "changes": [*held["changes"], change]}
 
 
-def _changed(before: Any, after: Any, what: str, which: list[tuple[int, int]]) -> dict[str, Any]:
+def changed(before: Any, after: Any, what: str, which: list[tuple[int, int]]) -> dict[str, Any]:
     return {
         what: [{"layer": layer, "head": index} for layer, index in which],
         "heads": len(heads(after)),

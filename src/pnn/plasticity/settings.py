@@ -26,7 +26,7 @@ class CycleSettings:
     grow_by: str = "gradient"
     per_layer: bool = False  # prune the same share of every layer
     whole_layers: bool = False  # a layer may lose all its heads
-    beyond: int = 0  # heads that a layer may grow beyond its original number
+    beyond: int = 0  # heads that a layer may grow beyond its original number, in each round
     init: str = "zero"
     learn_steps: int = 100
     learning_rate: float = 5e-5

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pnn.report.loading import Run
 from pnn.report.markup import Html, cell, scrolling, tag
-from pnn.runs import FREE_ON_RESUME
+from pnn.runs import FREE_ON_RESUME, flat
 
 BOOKKEEPING = ("architectures", "transformers_version", "dtype", "model_type")  # of config.json: nothing about the model
 
 
 def recipe_differences(runs: Sequence[Run[Any]]) -> list[str]:
-    """Settings of data and training that could change the result and are not the same in all runs, with their values. The
+    """Settings but the model's that could change the result and are not the same in all runs, with their values. The
     model is left out: to differ in it is the point of a comparison."""
-    flat = [_flat({"data": c["data"], "training": c["training"]}) for c in (run.config.to_dict() for run in runs)]
-    keys = [key for key in flat[0] if key not in FREE_ON_RESUME]
-    values = {key: [_write(settings[key]) for settings in flat] for key in keys}
+    parts = ("data", "training", "plasticity")
+    each = [flat({key: c[key] for key in parts if c.get(key)}) for c in (run.config.to_dict() for run in runs)]
+    keys = [key for key in dict.fromkeys(key for settings in each for key in settings) if key not in FREE_ON_RESUME]
+    values = {key: [_write(settings.get(key)) for settings in each] for key in keys}
     return [f"{key} ({', '.join(written)})" for key, written in values.items() if len(set(written)) > 1]
 
 
@@ -37,19 +38,13 @@ def _groups(runs: Sequence[Run[Any]]) -> dict[str, list[dict[str, Any]]]:
     configs = [run.config.to_dict() for run in runs]
     models = [{k: v for k, v in (run.model or run.config.model).items() if k not in BOOKKEEPING} for run in runs]
     return {
-        "Model": [_flat(model) for model in models],
-        "Data": [_flat(config["data"]) for config in configs],
-        "Training": [_flat(config["training"]) for config in configs],
-        "Evaluation": [_flat(config["evaluation"]) for config in configs],
-        "Machine": [_flat(run.environment) for run in runs],
+        "Model": [flat(model) for model in models],
+        "Data": [flat(config["data"]) for config in configs],
+        "Training": [flat(config["training"]) for config in configs],
+        "Plasticity": [flat(config.get("plasticity") or {}) for config in configs],
+        "Evaluation": [flat(config["evaluation"]) for config in configs],
+        "Machine": [flat(run.environment) for run in runs],
     }
-
-
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def _row(key: str, values: list[Any]) -> Html:

@@ -126,6 +126,7 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 def rotate(checkpoints: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints and those that best and last point to."""
     pointed = {(checkpoints / name).resolve() for name in ("best", "last")}
-    for folder in sorted(checkpoints.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))[:-keep]:
+    ours = [path for path in checkpoints.glob("step-*") if path.name.removeprefix("step-").isdecimal()]  # not a user's copies
+    for folder in sorted(ours, key=lambda path: int(path.name.removeprefix("step-")))[:-keep]:
         if folder.resolve() not in pointed:
             remove_folder(folder)

@@ -16,6 +16,7 @@ import torch
 from pnn import kernels
 from pnn.config import RunConfig, TrainingConfig
 from pnn.errors import UserError
+from pnn.models.precision import gpu_has_bf16
 
 TRITON_KNOWS = (7, 0)  # the oldest compute capability that torch.compile takes
 
@@ -28,7 +29,7 @@ def precision_of(config: RunConfig) -> tuple[str, bool]:
         raise UserError("training.device: cuda, but this machine has no GPU that torch can use")
     if on_gpu:
         check_own_gpu()
-    has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bf16 = on_gpu and gpu_has_bf16("cuda")
     precision = training.precision
     if precision == "auto":
         precision = ("bf16" if has_bf16 else "fp16") if on_gpu else "fp32"

@@ -1,7 +1,7 @@
 """Trainings as processes: several at a time where the device has room, each in a run folder, each able to go on later.
 
 A training that saves when it is told to stop, and resumes to the same bits, needs nothing else to be one of many: a job whose
-folder holds a run goes on with it, and one whose evaluation is there is done.
+folder holds a run goes on with it, unless it is finished.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from pnn.errors import UserError
 from pnn.progress import Bars
-from pnn.runs import read_metrics
+from pnn.runs import is_finished, read_metrics
 
 POLL = 0.3  # seconds
 ROOM = 1.2  # times the memory that a running job takes, free before another starts beside it
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        return (self.run / "evaluation.json").exists()
+        return is_finished(self.run)
 
     @property
     def words(self) -> list[str]:

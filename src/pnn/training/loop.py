@@ -362,7 +362,7 @@ class Trainer:
 
     def _smaller_evaluation(self) -> str:
         tokens = self.config.evaluation.batch_tokens
-        advice = f"--set evaluation.batch_tokens={tokens // 2} needs half"
+        advice = f"--set evaluation.batch_tokens={max(1, tokens // 2)} needs half"
         return (
             f"at step {self.step}, evaluating batches of {tokens:,} tokens: {advice}; {self._kept()}, "
             "and --resume goes on with the run"

@@ -1,0 +1,49 @@
+"""Batches with nothing to learn, and heads that another head's rule of halting does not fit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from small_models import SMALL
+
+import pnn
+
+
+@pytest.mark.parametrize("name", ["AutoModelForTokenClassification", "AutoModelForQuestionAnswering"])
+def test_a_batch_without_targets_has_no_loss(name, tmp_path):
+    pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL)).save_pretrained(tmp_path)
+    model = getattr(transformers, name).from_pretrained(tmp_path)
+    ids = torch.randint(5, 20, (2, 6))
+    cut = torch.full((2,), 6)
+    targets = {"labels": torch.full((2, 6), -100)} if "Token" in name else {"start_positions": cut, "end_positions": cut}
+    loss = model(input_ids=ids, **targets).loss
+    loss.backward()
+    assert loss.item() == 0
+
+
+def test_an_update_without_targets_has_no_loss_where_halting_is_trained():
+    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, random_halt=True)).train()
+    ids = torch.randint(5, 20, (2, 6))
+    loss = model(input_ids=ids, labels=torch.full((2, 6), -100), num_items_in_batch=torch.tensor(0)).loss
+    assert loss.item() == 0
+
+
+def test_a_body_does_not_halt_by_what_its_head_was_sure_of(tmp_path):
+    halt = {"criterion": "confidence", "threshold": 0.01}
+    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, halt=halt)).eval()
+    model.save_pretrained(tmp_path)
+    ids = torch.randint(5, 20, (2, 6))
+    with torch.no_grad():
+        out = transformers.AutoModel.from_pretrained(tmp_path)(input_ids=ids)
+        whole = model.base_model(input_ids=ids, halt=False)
+    assert torch.equal(out.last_hidden_state, whole.last_hidden_state)
+    with pytest.raises(ValueError, match="needs a head that chooses"):
+        model.base_model(input_ids=ids, halt=halt)
+
+
+def test_a_classifier_does_not_halt_its_text_at_random(tmp_path):
+    pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, random_halt=True)).save_pretrained(tmp_path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert (model.config.random_halt, model.config.num_labels) == (False, 3)
+    assert model.base_model.config.random_halt is False
