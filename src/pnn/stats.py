@@ -1,7 +1,7 @@
 """Intervals, and the verdict that follows from one. Every interval of the library is an `Estimate` made here.
 
 The unit of resampling is the sequence: tokens of one sequence are not independent. Of few sequences or seeds the interval is as
-wide as Student's t makes it; of fewer than five sequences resampling finds none. A verdict is computed, never written. The
+wide as Student's t makes it; of fewer than four sequences resampling finds none. A verdict is computed, never written. The
 effect is signed so that a positive one speaks for the claim:
 
 * supported       the effect's interval lies above its margin, and above its control's effect where there is a control;
@@ -151,7 +151,7 @@ def seeds_and_sequences(gains: NDArray[np.float64], trials: NDArray[np.float64],
 
 MANY = 1000  # degrees of freedom, above which the first term of an expansion around the normal distribution is exact to 1e-4
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-FEW = 5  # sequences: of fewer nobody knows an interval
+FEW = 4  # sequences: of fewer nobody knows an interval
 BLOCK = 50  # draws at a time: memory for so many times the number of sequences
 
 
