@@ -1,13 +1,14 @@
-"""From measured.json to result.json, the figure and the tables of README.md.
+"""From measured.json to result.json, the figure and the tables of README.md; with a NAME, of measured_NAME.json and so on.
 
 Each half of dev chooses a setting for the other, the fastest that loses at most 0.3 points where it is chosen, as
 `pnn calibrate` does it once: so all of dev says what the choice costs.
 
-python results/halting/classifier/collect.py
+python results/halting/classifier/collect.py [NAME]
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,21 @@ from pnn.stats import Estimate, seeds_and_sequences
 HERE = Path(__file__).parent
 LOSE = 0.003
 AIM = 1.4
+COMMANDS = {
+    "": "results/halting/classifier/run.sh DATA RUNS",
+    "pnn_base": "python results/halting/classifier/measure.py models/pnn-base DATA/glue RUNS "
+    "results/halting/classifier/measured_pnn_base.json --limit 12000 --rate 1e-4",
+}
 Row = dict[str, Any]
 
 
 def criterion(row: Json) -> str:
     return str((row["changes"]["halt"] or {"criterion": "dial"})["criterion"])
+
+
+def within(rows: list[Json]) -> list[int]:
+    """Within how many steps texts halt by confidence, most first."""
+    return sorted({row["changes"]["num_steps"] for row in rows if criterion(row) == "confidence"}, reverse=True)
 
 
 WAYS: dict[str, tuple[str, Callable[[Json], bool]]] = {
@@ -102,7 +113,7 @@ def choices(seeds: list[Json]) -> dict[str, Row]:
 def beside_the_dial(seeds: list[Json]) -> dict[str, Row]:
     """Against so many steps for every text: what texts gain that halt by confidence within as many."""
     found = {}
-    for steps in range(seeds[0]["settings"][0]["changes"]["num_steps"] - 1, 1, -1):
+    for steps in within(seeds[0]["settings"])[1:]:
         of_seeds = ([row for row in seed["settings"] if row["changes"]["num_steps"] == steps] for seed in seeds)
         each = [[row for row in rows if criterion(row) in ("dial", "confidence")] for rows in of_seeds]
         found[str(steps)] = over_seeds([crossed(rows) for rows in each])
@@ -173,16 +184,19 @@ def table_of_settings(rows: list[Row]) -> str:
 def accuracy_against_speed(rows: list[Row]) -> Figure:
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.subplots()
-    most = max(row["num_steps"] for row in rows)
-    sure = {k: [row for row in rows if row["criterion"] == "confidence" and row["num_steps"] == k] for k in (2, most)}
+    sure: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: -row["num_steps"]):
+        if row["criterion"] == "confidence":
+            sure.setdefault(row["num_steps"], []).append(row)
+    (_, of_all), *of_fewer = sure.items()
     dial = [row for row in rows if row["criterion"] == "dial"]
-    lines = (
-        (sure[most], "points_lost", ORANGE, "D", "texts halt by confidence"),
-        (sure[2], "points_lost", AMBER, "v", "the same within two steps"),
-        (sure[most], "random_points_lost", CONTROL, "X", "as many steps at random (of the first)"),
+    lines = [
+        (of_all, "points_lost", ORANGE, "D", "texts halt by confidence"),
+        *((shown, "points_lost", AMBER, "v", f"the same within {k} steps") for k, shown in of_fewer[-1:]),
+        (of_all, "random_points_lost", CONTROL, "X", "as many steps at random (of the first)"),
         (dial, "points_lost", BLUE, "o", "fewer steps for every text"),
         ([row for row in rows if row["criterion"] == "context"], "points_lost", GREEN, "s", "all but the first token halt"),
-    )
+    ]
     for shown, key, colour, marker, said in lines:
         ordered = sorted(shown, key=lambda row: row["speed"])
         whole = dial[0]["accuracy"]
@@ -220,12 +234,13 @@ def answer(found: dict[str, Row]) -> str:
     )
 
 
-def main() -> None:
-    measured = read_json(HERE / "measured.json")
+def main(name: str = "") -> None:
+    of = f"_{name}" if name else ""
+    measured = read_json(HERE / f"measured{of}.json")
     found, rows = choices(measured["seeds"]), curve(measured["seeds"])
     halting, beside = found["confidence"], beside_the_dial(measured["seeds"])
     write_json(
-        HERE / "result.json",
+        HERE / f"result{of}.json",
         {
             "question": "What does a classifier save whose texts halt when it is sure of them?",
             "protocol": f"{measured['task']}, {measured['examples']['train']:,} training examples, a loss after every step, "
@@ -237,7 +252,7 @@ def main() -> None:
             "git": measured["git"],
             "ratios": {
                 "classifier_halting_speedup": halting["speed"],
-                "classifier_halting_vs_dial": min(way["speed"] for way in beside.values()),
+                **({"classifier_halting_vs_dial": min(way["speed"] for way in beside.values())} if beside else {}),
                 "classifier_halting_points_lost": 100 * halting["points_lost"]["value"],
             },
             "metrics": {
@@ -250,14 +265,16 @@ def main() -> None:
                 "settings": rows,
             },
             "answer": answer(found),
-            "command": "results/halting/classifier/run.sh DATA RUNS",
+            "command": COMMANDS[name],
         },
     )
-    save(png(accuracy_against_speed(rows)), HERE / "figures" / "accuracy_against_speed.png")
-    write_between(HERE / "README.md", "choices", table_of_choices(found, beside))
-    write_between(HERE / "README.md", "settings", table_of_settings([row for row in rows if row["criterion"] != "change"]))
+    save(png(accuracy_against_speed(rows)), HERE / "figures" / f"accuracy_against_speed{of}.png")
+    write_between(HERE / "README.md", f"choices{of}", table_of_choices(found, beside))
+    write_between(HERE / "README.md", f"settings{of}", table_of_settings([row for row in rows if row["criterion"] != "change"]))
     print(table_of_choices(found, beside), table_of_settings(rows), answer(found), sep="\n\n")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] and (len(sys.argv) > 2 or sys.argv[1] not in COMMANDS):
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

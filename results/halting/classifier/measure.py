@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from pnn.finetuning.examples import read_local
 from pnn.finetuning.loop import Plan, fine_tune, outputs
 from pnn.finetuning.tasks import TASKS
 from pnn.models.loading import load_as_named
+from pnn.models.precision import learns_in, predicts_in
 from pnn.progress import say
 from pnn.runs import find_checkpoint
 from pnn.turns import take_turns
@@ -61,17 +63,17 @@ def main() -> None:
         encode(task, examples, tokenizer, longest, token_types=False)
         for examples in (found.train[: asked.limit], found.dev["dev"])
     )
-    precision = torch.bfloat16 if on_gpu else torch.float32
     device = torch.device("cuda" if on_gpu else "cpu")
-    plan = Plan(
-        task, train, {"dev": dev}, asked.epochs, 32, tokenizer.pad_token_id, longest, device, precision, every_step=True
+    learning = Plan(
+        task, train, {"dev": dev}, asked.epochs, 32, tokenizer.pad_token_id, longest, device, learns_in(device), every_step=True
     )
+    plan = replace(learning, precision=predicts_in(device))
     rows = []
     for seed in range(asked.seeds):
         folder = asked.runs / f"seed-{seed}"
         if not folder.exists():
             model = classifiers.load_classifier(checkpoint, config, task, tokenizer, seed)
-            tuned = fine_tune(model, plan, asked.rate, seed, lambda done, note: None)
+            tuned = fine_tune(model, learning, asked.rate, seed, lambda done, note: None)
             model.load_state_dict(tuned.weights)
             say(f"seed {seed}: {tuned.score:.4f} on dev after epoch {tuned.best_epoch}")
             with new_folder(folder) as partial:
@@ -81,7 +83,7 @@ def main() -> None:
         model = load_as_named(folder).to(device)
         by_step = outputs(model, plan, dev, by_step=True)
         row: dict[str, Any] = {"seed": seed, "right_by_step": [digits(one) for one in by_step.argmax(-1) == dev.labels]}
-        with torch.autocast(device.type, precision, enabled=on_gpu):
+        with torch.autocast(device.type, plan.precision, enabled=on_gpu):
             row["settings"] = measured(model, batches_of([dev], plan.batch_size), dev.labels, asked.turn_seconds)
         rows.append(row)
     if asked.tune_only:
