@@ -216,20 +216,23 @@ def work(left: list[Item], runs: Path, data: Path, minutes: float, at_a_time: in
             time.sleep(0.2)
     finally:
         for process, item in running.items():
-            signal_all(process, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a training ends at its next update, if it comes to one
-                process.wait(GRACE)
-            signal_all(process, signal.SIGKILL)
-            process.wait()
+            stop(process)
             print(f"stopped: {item.name}", flush=True)
         take_home(runs)
     return failed
 
 
-def signal_all(process: subprocess.Popen[bytes], which: signal.Signals) -> None:
-    """To what a script started too: a shell that is told to stop leaves its children running."""
+def stop(process: subprocess.Popen[bytes], grace: float = GRACE) -> None:
+    """With all that it started: a shell that is told to stop ends at once, while its trainings still save their state."""
+    end = time.monotonic() + grace
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, which)
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < end:
+            process.poll()  # or its own remains would count as alive
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def main() -> None:

@@ -70,6 +70,16 @@ def test_a_run_that_was_stopped_and_measured_is_not_done(trained_run, tmp_path):
     assert held["step"] == held["text"][-1]
     state.write_text(json.dumps(held | {"step": held["step"] - 1}))
     assert not job.done
+    for damaged in ([], {"step": 3}, {"step": None, "text": [3]}, {"step": 3, "text": "abc"}):
+        state.write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match=r"trainer_state\.json or .* is damaged"):
+            _ = job.done
+    state.write_text(json.dumps(held))
+    of_best = (run / "evaluation.json").read_text()
+    (run / "evaluation.json").write_text(json.dumps(json.loads(of_best) | {"checkpoint": "step-000010"}))
+    assert not job.done  # it went on and was stopped again before it was measured
+    (run / "evaluation.json").write_text(of_best)
+    assert job.done
     shutil.rmtree(run / "checkpoints")  # only what was measured came home
     assert job.done
     (run / "evaluation.json").unlink()

@@ -2,8 +2,10 @@
 
 import importlib
 import shlex
+import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,19 @@ def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["to_measure.py"])
     to_measure.main()
     assert "minutes in all" in capsys.readouterr().out
+
+
+SAVES = "trap 'sleep 0.5; touch saved; exit' TERM; touch began; while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize(("grace", "saved"), [(10.0, True), (0.0, False)])
+def test_what_a_script_started_may_save_before_it_is_killed(to_measure, tmp_path, grace, saved):
+    """The shell itself ends at once."""
+    script = f"bash -c {shlex.quote(SAVES)} & wait"
+    process = subprocess.Popen(["bash", "-c", script], cwd=tmp_path, start_new_session=True)
+    while not (tmp_path / "began").exists():
+        time.sleep(0.02)
+    to_measure.stop(process, grace)
+    assert (tmp_path / "saved").exists() == saved
+    time.sleep(0.7)
+    assert (tmp_path / "saved").exists() == saved  # nothing goes on

@@ -8,6 +8,7 @@ shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$runs"
 python3 "$here/arms.py" "$runs/tried" --size "$size"
+rm -f "$runs/rates/sweep.json" # of an earlier call
 python3 -m pnn sweep "$runs"/tried/{additive,delta,pnn}_once.yaml --over training.learning_rate="$(cat "$runs/tried/rates")" --output "$runs/rates" "$@" ||
   [ -e "$runs/rates/sweep.json" ] # a rate that diverges stands in it as failed
 python3 "$here/arms.py" "$runs/configs" --size "$size" --rates "$runs/rates/sweep.json"

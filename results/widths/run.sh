@@ -9,6 +9,7 @@ rates=training.learning_rate=2.5e-4,5e-4,1e-3,2e-3,4e-3
 sweep() { # a rate that diverges ends its sweep with an error, and stands in sweep.json as failed
   local name=$1 config=$2
   shift 2
+  rm -f "$runs/$name/sweep.json" # of an earlier call
   python3 -m pnn sweep "$config" "${common[@]}" --output "$runs/$name" "$@" || [ -e "$runs/$name/sweep.json" ]
 }
 for optimizer in adamw muon; do

@@ -99,14 +99,21 @@ def is_cycle(folder: Path) -> bool:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether its training came to its end: `pnn evaluate` also measures runs that were stopped. Of a run whose checkpoints are
-    gone, its evaluation alone says so."""
+    """Whether its training came to its end and the best of it was measured: `pnn evaluate` also measures runs that were stopped.
+    Of a run whose checkpoints are gone, its evaluation alone says so."""
     if not (run / "evaluation.json").exists():
         return False
-    state = run / "checkpoints" / "last" / "trainer_state.json"
-    found = read_json(state) if state.exists() else {}
-    *_, updates = found.get("text") or [0]  # the trainer puts the planned updates last
-    return int(found.get("step", 0)) >= updates
+    state, best = (run / "checkpoints" / name for name in ("last/trainer_state.json", "best"))
+    if not state.exists():
+        return True
+    found, measured = read_json(state), read_json(run / "evaluation.json")
+    try:
+        *_, updates = found["text"]  # the trainer puts the planned updates last
+        ended = int(found["step"]) >= int(updates)
+        of_best = not best.is_symlink() or measured["checkpoint"] == best.resolve().name
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{state} or {run / 'evaluation.json'} is damaged: it does not say how far the run came") from None
+    return ended and of_best
 
 
 def without_text(run: str | Path, checkpoint: Path | str) -> str:

@@ -1,8 +1,8 @@
 """Intervals, and the verdict that follows from one. Every interval of the library is an `Estimate` made here.
 
 The unit of resampling is the sequence: tokens of one sequence are not independent. Of few sequences or seeds the interval is as
-wide as Student's t makes it; of fewer than four sequences resampling finds none. A verdict is computed, never written. The
-effect is signed so that a positive one speaks for the claim:
+wide as Student's t makes it. A verdict is computed, never written. The effect is signed so that a positive one speaks for the
+claim:
 
 * supported       the effect's interval lies above its margin, and above its control's effect where there is a control;
 * not supported   the interval of either lies below;
@@ -90,6 +90,8 @@ def of_a_share(found: Estimate, sequences: int) -> Estimate:
     """The interval of a share, which lies between 0 and 1. Where all sequences agree it has no width, though others may not
     agree with them: it then ends where so many would still all agree in 2.5 % of cases. One sequence alone says nothing."""
     value, low, high = found
+    if math.isnan(value):
+        return found
     if sequences < 2:
         return Estimate(value, 0.0, 1.0)
     if low == high:
@@ -151,7 +153,6 @@ def seeds_and_sequences(gains: NDArray[np.float64], trials: NDArray[np.float64],
 
 MANY = 1000  # degrees of freedom, above which the first term of an expansion around the normal distribution is exact to 1e-4
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-FEW = 4  # sequences: of fewer nobody knows an interval
 BLOCK = 50  # draws at a time: memory for so many times the number of sequences
 
 
@@ -228,17 +229,13 @@ def bootstrap_together(totals: NDArray[np.float64], statistics: Statistic, draws
 def _drawn(
     totals: NDArray[np.float64], statistics: Statistic, draws: int, seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The M statistics, and (draws, M) of them where all are defined. No draws where fewer than `FEW` sequences say anything,
-    or where a group of tokens lies in fewer: of k sequences a draw has none in e⁻ᵏ of cases. Resampling so few finds next to no
-    spread: of a mean over two sequences every second interval would be wrong."""
+    """The M statistics, and (draws, M) of them where all are defined; no draws where fewer than two sequences say anything."""
     with np.errstate(divide="ignore", invalid="ignore"):
         values = statistics(totals.sum(axis=0))
-        none = np.empty((0, len(values)))
-        if totals.any(axis=1).sum() < FEW:
-            return values, none
+        if totals.any(axis=1).sum() < 2:
+            return values, np.empty((0, len(values)))
         drawn = statistics(resampled_sums(totals, draws, seed))
-    defined = np.isfinite(drawn).all(axis=-1)
-    return values, none if (~defined).mean() > math.exp(0.5 - FEW) else drawn[defined]
+    return values, drawn[np.isfinite(drawn).all(axis=-1)]
 
 
 def resampled_sums(totals: NDArray[np.float64], draws: int, seed: int) -> NDArray[np.float64]:

@@ -118,6 +118,8 @@ def test_no_prediction_changes_and_something_is_saved(some_rows):
 def test_a_token_halts_where_the_schedule_begins_again():
     assert halts_after(build("pnn_equations"), 0) == [0, 1, 2, 3]
     assert halts_after(build("pnn_schedule"), 1) == [2]
+    twice_in_a_round = pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL | {"num_steps": 6, "schedule": [0, 0, 1, 0, 0, 1]}))
+    assert halts_after(twice_in_a_round, 1) == [3]
 
 
 def test_chance_deals_out_what_the_oracle_took():

@@ -15,7 +15,8 @@ from beside import DATA
 from pnn.config import DataConfig
 from pnn.data import corpora, synthetic
 from pnn.data.corpora import open_source, passes_paper_filter, undo_wikitext_marks, usable_lines
-from pnn.data.shards import prepare
+from pnn.data.shards import prepare, prepare_source
+from pnn.data.tokenizers import of_synthetic_language
 from pnn.errors import UserError
 
 LINES = [
@@ -266,6 +267,16 @@ def test_a_parquet_column_that_is_no_utf8_is_named(tmp_path):
     broken = arrow.array([b"fine", b"\xff\xfe"]).view(arrow.string())
     parquet.write_table(arrow.table({"text": broken}), file)
     assert error_of(file) == f'{file}: the column "text" is not valid UTF-8'
+
+
+def test_token_shards_may_lie_in_the_home_folder(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("\n".join(LINES), encoding="utf-8")
+    data = DataConfig(filter="none", prepared=str(tmp_path), max_length=32, vocab_size=100)
+    tokenizer = of_synthetic_language(32)
+    prepare_source(open_source(str(tmp_path / "text.txt"), data), tokenizer, data, lambda lines, *_: lines)
+    (shards,) = (path.parent for path in tmp_path.glob("*/manifest.json"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_source(f"~/{shards.name}", data).shards == shards
 
 
 def test_a_file_may_have_brackets_in_its_name(tmp_path):

@@ -46,6 +46,11 @@ def test_what_a_run_writes_is_seen_and_a_broken_one_told(folder):
         file.write('{"step": 21, "last_st')  # being written
     assert runs.seen(found) != before
     assert "20 of 20" in runs.overview(found, runs.seen(found))
+    last = folder / "done" / "checkpoints" / "last"
+    last.mkdir(parents=True)
+    (last / "trainer_state.json").write_text("[]")
+    assert "trainer_state.json or" in runs.overview(found, (*runs.seen(found), "again"))
+    shutil.rmtree(last)
     (folder / "left" / "config.yaml").write_text("modl: {}")
     shown = runs.overview(found, runs.seen(found))
     assert 'class="problem"' in shown

@@ -101,6 +101,19 @@ def test_the_loss_is_that_of_every_step(tiny_encoders, tiny_tokenizer, task_file
     torch.testing.assert_close(loop._loss(model, plan, chosen), 0.25 * losses[1] + 0.75 * losses[2])
 
 
+def test_the_head_reads_in_fp32(tiny_encoders, tiny_tokenizer, task_files):
+    task, encoder = TASKS["sst2"], tiny_encoders["pnn"]
+    config = read_config(encoder, None)
+    model = load_classifier(encoder, config, task, read_tokenizer(encoder, config)[0], 0)
+    encoded = encode(task, read_local(task, task_files).train, tiny_tokenizer, 48, token_types=False)
+    plan = loop.Plan(task, encoded, {}, 1, 8, 0, 48, torch.device("cpu"), torch.bfloat16)
+    with torch.no_grad():
+        found = torch.from_numpy(loop.outputs(model, plan, encoded))
+    assert not torch.equal(found, found.bfloat16().float())
+    exact = loop.outputs(model, replace(plan, precision=torch.float32), encoded)
+    torch.testing.assert_close(found, torch.from_numpy(exact), atol=0.05, rtol=0)
+
+
 def test_what_was_asked_for_is_kept_and_older_folders_stay_the_same_fine_tuning(tuned, data):
     asked = json.loads((tuned / "finetune.json").read_text())
     assert asked["settings"]["every_step"] is True

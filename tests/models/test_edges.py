@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from small_models import SMALL
+from small_models import SMALL, shake
 
 import pnn
+from pnn.models.last_loss import LastLoss
 
 
 @pytest.mark.parametrize("name", ["AutoModelForTokenClassification", "AutoModelForQuestionAnswering"])
@@ -40,6 +41,16 @@ def test_a_body_does_not_halt_by_what_its_head_was_sure_of(tmp_path):
     assert torch.equal(out.last_hidden_state, whole.last_hidden_state)
     with pytest.raises(ValueError, match="needs a head that chooses"):
         model.base_model(input_ids=ids, halt=halt)
+
+
+def test_outputs_as_tuples_report_what_they_are():
+    model = shake(pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL))).eval()
+    ids = torch.randint(5, 20, (2, 6))
+    plain = model(input_ids=ids, labels=ids)
+    assert plain.loss != plain.last_loss
+    LastLoss().on_init_end(None, None, None, model=model)
+    assert model(input_ids=ids, labels=ids).loss == plain.last_loss
+    assert model(input_ids=ids, labels=ids, return_dict=False)[0] == plain.loss
 
 
 def test_a_classifier_does_not_halt_its_text_at_random(tmp_path):

@@ -243,7 +243,16 @@ def test_results_are_escaped(run: Path) -> None:
     assert "<i>a & b</i>" in text
 
 
-def test_evidence_of_a_model_that_halts_otherwise_is_begun_anew(run: Path) -> None:
+def test_evidence_of_an_older_version_stays(run: Path) -> None:
+    """It did not write down how many steps the model took."""
+    opened = open_run(run, progress=lambda items, _: items, sequences=12)
+    before = set(collect_evidence(opened, ["meg"], lambda name: None))
+    assert len(before) > 2
+    change(run / "experimental_results.json", lambda results: results["about"].pop("num_steps"))
+    assert set(collect_evidence(opened, ["meg"], lambda name: None)) == before
+
+
+def test_evidence_of_a_model_that_takes_other_steps_is_begun_anew(run: Path) -> None:
     """`pnn calibrate` changes the number of steps in config.json, not the checkpoint's name."""
     opened = open_run(run, progress=lambda items, _: items, sequences=12)
     assert len(collect_evidence(opened, ["meg"], lambda name: None)) > 2  # beside the other experiments

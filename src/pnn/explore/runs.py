@@ -57,11 +57,12 @@ def overview(runs: tuple[Path, ...], seen: Seen) -> Html:
         try:
             config, metrics = read_config(run), read_metrics(run / "metrics.jsonl")
             evaluation = read_json(run / "evaluation.json") if (run / "evaluation.json").exists() else None
+            state = _state(run, evaluation)
         except UserError as error:
             problems.append(tag("p", str(error), class_="problem"))
             continue
         (causal if config.kind.causal else masked)[name] = metrics
-        rows.append([name, *_row(metrics, evaluation, config.kind.causal, config.training.max_steps, _state(run, evaluation))])
+        rows.append([name, *_row(metrics, evaluation, config.kind.causal, config.training.max_steps, state)])
     head = ["run", "state", "updates", "training loss", "held-out text", "parameters", "tokens per second"]
     pictures = []
     with computing:  # matplotlib's settings are everybody's

@@ -16,7 +16,7 @@ from pnn.figures.marks import BLUE, CONTROL
 from pnn.figures.style import INK, NORMAL, QUIET, SMALL, WIDTH
 from pnn.numbers import estimate
 from pnn.results import EstimateJson, Finding, Json
-from pnn.stats import FEW, Estimate
+from pnn.stats import Estimate
 
 LINE = 116  # letters of the small size across a figure
 STRIP = 1.6  # inches
@@ -30,7 +30,7 @@ def reason(found: Finding) -> str:
     if math.isnan(effect.value):
         return "the effect could not be measured: a group has no members"
     if any(math.isnan(end) for end in (*effect, *(beyond or ()))):
-        return f"no interval could be computed: fewer than {FEW} sequences say anything about it"
+        return "no interval could be computed"
     if effect.high <= margin:
         return f"the effect's interval lies below {least}"
     if beyond is not None and beyond.high <= 0:

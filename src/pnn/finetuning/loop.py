@@ -135,7 +135,7 @@ def logits_by_step(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def outputs(model: PreTrainedModel, plan: Plan, encoded: Encoded, by_step: bool = False) -> Outputs:
     """(steps, examples, outputs): the logits after the last step alone, or (of our encoders) after every step 0 … T, by the
-    same head."""
+    same head. It reads in fp32: in bf16 scores of 3 lie 1/64 apart, and many would be the same."""
     kind = kind_of(model)
     model.eval()
     parts, order = [], []
@@ -144,7 +144,9 @@ def outputs(model: PreTrainedModel, plan: Plan, encoded: Encoded, by_step: bool 
             if kind.ours and kind.masked:
                 batch = packed(encoded, chosen)
                 firsts = batch.cu_seqlens[:-1].long()  # all that the head reads is each sequence's first token
-                logits = torch.stack([model.classifier(h) for h in states_at(model, batch, firsts, every_step=by_step)])
+                states = states_at(model, batch, firsts, every_step=by_step)
+                with torch.autocast(plan.device.type, enabled=False):
+                    logits = torch.stack([model.classifier(h.float()) for h in states])
                 logits = logits.view(len(logits), len(chosen), -1)  # an example's choices are sequences of their own
             else:
                 logits = model(**collate(encoded, chosen, plan.pad, plan.max_length, plan.device)).logits[None]

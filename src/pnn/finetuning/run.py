@@ -343,6 +343,7 @@ def summarise(output: Path) -> dict[str, Any]:
             "majority": one["baselines"]["majority"]["score"],
             "bag_of_words": one["baselines"]["bag_of_words"]["score"],
             "learning_rate": one["learning_rate"],
+            "precision": one["model"]["precision"],  # other CPUs may have gone on with the folder
             "unknown_tokens": one["data"]["unknown_tokens"],
             "truncated": sum(one["data"]["truncated"].values()),
         }

@@ -5,6 +5,7 @@ Losses are means over the batch, which HF Trainer averages itself.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -54,7 +55,8 @@ class EncoderWithHead(PnnPreTrainedModel):
 
     def __init__(self, config: PreTrainedConfig):
         if getattr(config, "random_halt", False):  # for pretraining: of a text one token is read, and all others would halt
-            config = type(config).from_dict(config.to_dict() | {"random_halt": False})
+            config = copy.deepcopy(config)
+            config.random_halt = False
         super().__init__(config)
         self.num_labels = config.num_labels
         self.encoder = type(self).encoder_class(config)

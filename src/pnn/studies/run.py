@@ -81,7 +81,7 @@ def open_run(
     about = {
         "checkpoint": Path(loaded.checkpoint).name,
         "model_type": loaded.model.config.model_type,
-        **{key: one for key in ("num_steps", "halt") if (one := getattr(loaded.model.config, key, None)) is not None},
+        **({"num_steps": steps} if (steps := getattr(loaded.model.config, "num_steps", None)) is not None else {}),
         "source": held_out.tokens.manifest["name"],
         "sequences": len(held_out.sequences),
     }
@@ -156,6 +156,11 @@ def analyse(opened: Opened, name: str) -> dict[str, Any]:
     return result
 
 
+def _same(before: dict[str, Any] | None, about: dict[str, Any]) -> bool:
+    """The same model and text; what older versions did not write down is taken to be the same."""
+    return before is not None and before == {key: value for key, value in about.items() if key in before}
+
+
 def collect_evidence(opened: Opened, names: list[str] | None, progress: Callable[[str], None]) -> dict[str, Any]:
     """Experiments by name, or all. The file keeps those that were done before and is rewritten after each."""
     wanted, suite = chosen_experiments(names), experiments()
@@ -167,7 +172,7 @@ def collect_evidence(opened: Opened, names: list[str] | None, progress: Callable
     results: dict[str, Any] = {"about": opened.about}
     if path is not None and path.exists():
         before = read_json(path)
-        if before.get("about") == opened.about:  # the same model and text: what was found still holds
+        if _same(before.get("about"), opened.about):  # the same model and text: what was found still holds
             results = before
     if opened.folder is not None:
         opened.folder.mkdir(parents=True, exist_ok=True)
