@@ -99,8 +99,8 @@ def is_cycle(folder: Path) -> bool:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether its training came to its end and the best of it was measured: `pnn evaluate` also measures runs that were stopped.
-    Of a run whose checkpoints are gone, its evaluation alone says so."""
+    """Whether its training came to its end and its best was measured: `pnn evaluate` also measures runs that were stopped. Of a
+    run whose checkpoints are gone, its evaluation alone says so."""
     if not (run / "evaluation.json").exists():
         return False
     state, best = (run / "checkpoints" / name for name in ("last/trainer_state.json", "best"))
