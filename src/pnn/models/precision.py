@@ -18,8 +18,8 @@ def predicts_in(device: torch.device | str) -> torch.dtype:
 
 
 def learns_in(device: torch.device | str) -> torch.dtype:
-    """For fine-tuning. With instructions for bf16 a CPU needs 0.57 to 0.74 of fp32's time for updates of models/pnn-base (32
-    texts of 64 to 12 tokens), and as long as in fp32 for a model of width 64."""
+    """For fine-tuning. With instructions for bf16 a CPU needs 0.33 to 0.45 of fp32's time for updates of models/pnn-base (32
+    texts of 64 to 12 tokens, `benchmarks/finetune_precision.py`)."""
     if torch.device(device).type != "cpu":
         return predicts_in(device)
     can: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.11 does not say
