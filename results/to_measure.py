@@ -81,7 +81,7 @@ def items() -> Iterator[Item]:
     for model in ("pnn_rewrite", "bert4", "bert12"):
         if model != "pnn_rewrite":
             yield training("(b)", model, f"b/{model}", 0, 10)
-        leaves, kept = f"better_than_bert/{model}.tuned", f"downstream/measured/{model}-glue/rte/result.json"
+        leaves, kept = f"better_than_bert/{model}.tuned", f"downstream/measured/{model}-glue/sst2/result.json"
         weights = "." if model == "pnn_rewrite" else f"better_than_bert/b/{model}/seed-0/evaluation.json"
         yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
     step = f"{sys.executable} -m pnn bench pnn_1b --what train --against none --output {{runs}}/pnn_1b.json"

