@@ -21,7 +21,7 @@ from pnn.errors import UserError
 from pnn.export.card import sections_of
 from pnn.export.run import export_run
 from pnn.files import is_taken, write_text
-from pnn.numbers import interval, per_cent, written
+from pnn.numbers import bare_per_cent, interval, per_cent, written
 from pnn.runs import check_commit, find_checkpoint, read_json, run_of
 
 HERE = Path(__file__).parent
@@ -65,7 +65,7 @@ def card(exported: str, name: str, results: str) -> str:
 
 
 def compared(results: Path) -> str:
-    """What results/better_than_bert says, as far as it is measured."""
+    """What results/better_than_bert and results/downstream say, as far as it is measured."""
     lines = []
     if (results / "result.json").exists():
         metrics = read_json(results / "result.json")["metrics"]
@@ -82,6 +82,12 @@ def compared(results: Path) -> str:
         for key in decided:
             mean, low, high = (written(metrics[key][end], 2, plus=True) for end in ("mean", "low", "high"))
             lines.append(f"- Models of this form, trained shorter, against {AHEAD[key]}: {mean} points ({low} to {high}).")
+    downstream = results.parent / "downstream" / "result.json"
+    tuned = read_json(downstream)["metrics"] if downstream.exists() else {}
+    scores = {task: by_model["pnn_rewrite"] for task, by_model in tuned.items() if "pnn_rewrite" in by_model}
+    if scores:
+        told = ", ".join(f"{task} {bare_per_cent(one['score'])}" for task, one in scores.items())
+        lines.append(f"- Fine-tuned, [scores on dev sets](../../results/downstream/README.md), mean over seeds: {told}.")
     if (results / "prompts_answers.json").exists():
         answers = read_json(results / "prompts_answers.json")
         right = ", ".join(f"{count} by {model.replace('_', '-')}" for model, count in answers["right"].items())

@@ -53,6 +53,9 @@ def test_the_card_has_every_number_from_a_file(run, tmp_path):
     }
     (results / "result.json").write_text(json.dumps({"question": "Is it so?", "answer": "It is.", "metrics": metrics}))
     (results / "prompts_answers.json").write_text(json.dumps({"right": {"pnn": 14, "bert": 13}, "prompts": [{}] * 20}))
+    (tmp_path / "downstream").mkdir()
+    scores = {"stsb": {"pnn_rewrite": {"score": 0.8391}}, "sst2": {"bert4": {"score": 0.9}}}
+    (tmp_path / "downstream" / "result.json").write_text(json.dumps({"metrics": scores}))
     build.build(str(run), tmp_path / "pnn-base", results=results)
     text = (tmp_path / "pnn-base" / "README.md").read_text()
     evaluation = json.loads((run / "evaluation.json").read_text())
@@ -65,6 +68,7 @@ def test_the_card_has_every_number_from_a_file(run, tmp_path):
         "in bf16, one draw of masks: 51.1 % (50.0–52.0)",
         "BERT with 12 layers: +1.23 points (−0.50 to +3.00)",
         "20 prompts that were written before the training: 14 by pnn, 13 by bert",
+        "mean over seeds: stsb 83.9.",
         "commit `cccccccccccc`",
         "CC BY-SA 3.0",
         "Apache-2.0",
