@@ -123,13 +123,13 @@ def _cell(one: dict[str, Any] | None) -> str:
 def answer(found: dict[str, dict[str, Any]]) -> str:
     """One sentence: who is ahead on how many tasks, and by how much on average."""
     models = present(found)
-    tasks = [by_model for by_model in found.values() if all(model in by_model for model in models)]
+    by_name = {task: by_model for task, by_model in found.items() if all(model in by_model for model in models)}
+    tasks, fair = list(by_name.values()), [one for task, one in by_name.items() if task != "wnli"]  # see `table`
     if not tasks:
         return "no task has all models yet"
     highest = [max(one[model]["score"] for model in models) for one in tasks]  # of equals, each is best
     best = {m: sum(one[m]["score"] == top for one, top in zip(tasks, highest, strict=True)) for m in models}
     means = {model: 100 * sum(one[model]["score"] for one in tasks) / len(tasks) for model in models}
-    fair = [by_model for task, by_model in found.items() if by_model in tasks and task != "wnli"]  # see `table`
     ahead = {m: sum(one[m]["score_interval"][0] > one[m]["baselines"]["bag_of_words"]["score"] for one in fair) for m in models}
     told = [
         (f"{MODELS[m]} best on {best[m]}, mean" if len(models) > 1 else f"{MODELS[m]} has a mean of")

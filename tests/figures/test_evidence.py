@@ -14,7 +14,7 @@ NOT_DONE = {"one step": {"meg", "modeling", "dimensionwise"}, "no gates": {"gate
 REASONS = {
     "supported": ("lies above",),
     "not supported": ("lies below", "not larger"),
-    "undecided": ("includes", "cannot be told", "could not be measured", "no interval could be computed"),
+    "undecided": ("includes", "cannot be told", "could not be measured"),
 }
 
 

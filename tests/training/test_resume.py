@@ -97,8 +97,16 @@ def test_told_to_stop_twice_it_still_saves(start, unbroken, tmp_path):
     for _ in range(2):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.02)
-    assert process.wait() in (143, -signal.SIGTERM)  # on a busy machine the second comes when nobody listens any more
+    finish(process, expected=143)
     assert (run / "checkpoints" / "last" / "model.safetensors").exists()
+
+
+def test_told_to_stop_when_updates_no_longer_listen_it_ends_with_the_same_code(pnn_command, tiny_config, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("pnn.training.run.train_run", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    code, _, _ = pnn_command("train", tiny_config("pnn"))
+    signal.signal(signal.SIGTERM, before)
+    assert code == 143
 
 
 def test_resuming_a_run_that_has_no_checkpoint_yet_starts_it(start, unbroken, tmp_path):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -56,9 +58,15 @@ def train(
     from pnn.runs import read_json
     from pnn.training.run import train_run
 
+    signal.signal(signal.SIGTERM, end)  # updates listen themselves; schedulers signal twice, and the second may come after them
     if train_run(chosen, folder, resume=resume):
         print_evaluation({folder.name: read_json(folder / "evaluation.json")})
         print(f"The run is in {folder}. Next: pnn report {folder}, or {next_command(chosen, folder)}")
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    """With the exit code of a run that was told to stop and has saved."""
+    raise SystemExit(128 + number)
 
 
 def warn_of_many_steps(config: RunConfig) -> None:

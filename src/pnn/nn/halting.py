@@ -318,8 +318,7 @@ def refine_in_training(
     for step, refiner in enumerate(refiners, 1):
         only = at if step == len(refiners) else None
         taken = taken + live * real
-        refined = through(refiner, h, layout, only).to(h.dtype)  # under autocast some updates are fp32
-        h = torch.lerp(only_at(h, only), refined, only_at(live, only))
+        h = torch.lerp(only_at(h, only), through(refiner, h, layout, only), only_at(live, only))
         states.append(h)
         if rule.may_halt_after(step, len(refiners)):
             p = rule.criterion.measure(h, h, rule.read)[..., None].to(h.dtype) if of_context is None else of_context
