@@ -21,7 +21,13 @@ from pnn.stats import SUPPORTED, student
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
 UPDATES = {"gated": "gated (the paper)", "rewrite": "rewriting"}
-TRAINED = {"fixed": "always 4 steps", "random": "1 to 7, drawn"}
+TRAINED = {
+    "fixed": "always 4 steps",
+    "random": "1 to 7, drawn",
+    "long": "1 to 12, drawn",
+    "recall": "always 4 steps, recall",
+    "recall_long": "1 to 12, drawn, recall",
+}
 FINDINGS = {
     "more_rounds_keep_the_accuracy": ("accuracy, 8 steps less 4, points", 100),
     "the_far_state_predicts_as_well": ("loss, 4 steps less 32, nats", 1),

@@ -134,6 +134,7 @@ def check_published_design(config: PNNConfig) -> None:
         "tie_word_embeddings": (False,),
         "random_steps": (None,),
         "random_halt": (False,),
+        "recall": (False,),
         "halt": (None,),
     }
     for key, values in published.items():

@@ -105,9 +105,11 @@ def learned(config: Any) -> dict[str, Any] | None:
 @torch.no_grad()
 def halting_settings(model: PreTrainedModel, batches: Sequence[Batch], asked: Asked = MASKED) -> list[Setting]:
     """For each criterion that the model has, thresholds at which shares of the tokens have settled, over all steps but the
-    last; of a classifier's confidence also within fewer steps. None where a schedule does not go round."""
+    last; of a classifier's confidence also within fewer steps. None where a schedule does not go round, or with recall."""
     encoder: Any = model.base_model
     config = encoder.config
+    if config.recall:
+        return []
     every = settings(config)[0]
     found = []
     for fewer in settings(config):

@@ -12,6 +12,8 @@ from pnn.nn.halting import CRITERIA, Criterion, Halt, Learned, Read, Rule, refin
 from pnn.nn.packing import Layout
 from pnn.schedule import period
 
+NO_HALT = "halt: with recall every step changes every state, so no token can halt: set recall=False, or leave out halt"
+
 
 class HaltingEncoder(EncoderBase):
     """An encoder whose config has `halt`, `schedule` and `num_steps`."""
@@ -26,12 +28,17 @@ class HaltingEncoder(EncoderBase):
         """From now on tokens halt so, and the config says it. A learned unit that is there stays; else one starts."""
         if halt is not None:
             halt = Halt.of(halt)
-            halt.check_steps(self.config.schedule, self.config.num_steps)
+            self.check_halt(halt, self.config.num_steps)
         self.config.halt, self.config.trained_halt = None if halt is None else halt.as_dict(), None
         if halt is None or type(self.criterion) is not CRITERIA[halt.criterion]:
             self.make_criterion()
             if self.criterion is not None:
                 self.criterion.to(self.device, self.dtype).train(self.training)
+
+    def check_halt(self, halt: Halt, steps: int) -> None:
+        if self.config.recall:
+            raise ValueError(NO_HALT)
+        halt.check_steps(self.config.schedule, steps)
 
     def halting_rule(self, halt: Halting, num_steps: int | None, every_token: bool, read: Read | None) -> Rule | None:
         all_steps = num_steps is not None and not self.training  # asked for so many; training draws a number
@@ -45,7 +52,7 @@ class HaltingEncoder(EncoderBase):
         chosen = Halt.of(self.config.halt if halt is None else halt)
         steps = self.config.num_steps if num_steps is None else num_steps
         if halt is not None:
-            chosen.check_steps(self.config.schedule, steps)
+            self.check_halt(chosen, steps)
         criterion = self.criterion
         if criterion is None or type(criterion) is not CRITERIA[chosen.criterion]:
             if chosen.criterion == "learned":

@@ -7,6 +7,7 @@ What the published code does instead is `delta_norm=True, gate_bias=True, zero_i
 `update` names the rule by which a refiner changes the state (`nn/updates`); "rewrite" proposes the whole next state.
 `schedule` says which refiner runs at which step: [0, 0, 0, 0] is the paper; [0, 1, 2, 3, 0, 1, 2, 3] applies four twice. A part
 of it may be the one that repeats (`repeat`, see `pnn/schedule`).
+With `recall` a step begins halfway back:  hᵗ = u + Δᵗ,   Δᵗ = refiner(u),   u = (hᵗ⁻¹ + h⁰) / 2.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pnn.models.base import (
     MaskedLMBase,
     check_encoder,
 )
-from pnn.models.halting import HaltingEncoder
+from pnn.models.halting import NO_HALT, HaltingEncoder
 from pnn.models.heads import (
     MultipleChoiceBase,
     QuestionAnsweringBase,
@@ -50,6 +51,8 @@ class PNNConfig(PreTrainedConfig):
       enters through 0 and 1, applies 2 four times, and leaves through 3.
     * `random_steps`: `[2, 6]` trains with 2 to 6 steps, drawn at every update; `num_steps` are taken unless another number is
       asked for.
+    * `recall`: every step begins at the mean of the state and h⁰, so that states do not drift away from their text however
+      often they are refined. No token halts then: none keeps its state.
     * `update`: `"gated"` adds what a refiner proposes, as far as a gate lets it; `"delta"` rewrites the state along one
       direction; `"rewrite"` proposes the whole next state, and a gate decides how far the state moves there.
     * `gate`: `"query_key"`, one for each dimension; `"token"`, one for each token; `"none"`.
@@ -71,6 +74,7 @@ class PNNConfig(PreTrainedConfig):
     schedule: list[int] | None = None  # None: refiner 0 at every step
     repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
     random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
+    recall: bool = False  # a step begins halfway between the state and the embeddings
     random_halt: bool = False  # in training the context stops early, at random
     step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
     update: str = "gated"  # "delta", "rewrite": see nn/updates
@@ -127,6 +131,8 @@ class PNNConfig(PreTrainedConfig):
             raise ValueError(f"gate={self.gate!r} is none of {', '.join(GATES)}")
         if not 0 < self.gate_start < 1:
             raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
+        if self.recall and (self.halt is not None or self.random_halt):
+            raise ValueError(NO_HALT)
         if self.random_halt:
             try:
                 Halt("context").check_steps(self.schedule, steps if self.random_steps is None else self.random_steps[-1])
@@ -176,18 +182,23 @@ class PNNModel(HaltingEncoder):
         if not (with_kernels and all(fast.can_write_out(refiner) for refiner in self.refiners)):
             super().compile_blocks(with_kernels)
 
+    def begin(self, h: Tensor, origin: Tensor) -> Tensor:
+        """Where a step begins: at the state, or with `recall` halfway back."""
+        return (h + origin) / 2 if self.config.recall else h
+
     def refine(
         self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
     ) -> EncoderOutput:
         """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again, or round the part of it that repeats."""
         if num_steps is None and self.training:
             num_steps = self.config.draw_steps()  # whoever trains and says no number: transformers' Trainer
-        states, deltas, gates = [h], [], []
+        origin, states, deltas, gates = h, [h], [], []
         refiners = [self.refiners[number] for number in self.config.order(num_steps)]
         if rule is not None:
             return self.refine_by(rule, refiners, h, layout, last_at)
         for step, refiner in enumerate(refiners):
             here = layout.at_step(step)
+            h = self.begin(h, origin)
             if details:
                 refinement = refiner.refine(h, here)
                 h = h + refinement.delta

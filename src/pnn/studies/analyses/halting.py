@@ -55,6 +55,11 @@ def with_refiners(model: MaskedLMBase) -> str | None:
     return None if kind_of(model).has_steps else "the model has layers, not refinement steps, and nothing in it can halt"
 
 
+def without_recall(model: MaskedLMBase) -> str | None:
+    recalls = getattr(model.config, "recall", False)
+    return "with recall every step changes every state, so no token can halt" if recalls else None
+
+
 def with_all_heads(model: MaskedLMBase) -> str | None:
     changed = getattr(model.config, "head_map", None) is not None
     return "heads were removed or added, so its FLOPs do not follow from its config" if changed else None
@@ -77,7 +82,7 @@ ABOUT = Analysis(
         "rare_tokens_halt_later": "of the tokens that are not masked, rare ones halt later than frequent ones",
         "wrong_tokens_halt_later": "masked tokens that end wrong halt later than those that end right",
     },
-    needs=(with_refiners, with_steps(2), with_all_heads),
+    needs=(with_refiners, with_steps(2), with_all_heads, without_recall),
 )
 
 
