@@ -66,6 +66,8 @@ def rows() -> dict[str, dict[str, Any]]:
         measured = read_json(MEASURED / f"{update}.json")
         for trained in TRAINED:
             name = f"{update}_{trained}"
+            if name not in measured["at_four_steps"]:
+                continue  # an arm of the other update alone
             runs = [one for run, one in measured["runs"].items() if run.startswith(f"{name}/")]
             row: dict[str, Any] = {"seeds": len(runs), "at_four_steps": measured["at_four_steps"][name], "findings": {}}
             for finding in FINDINGS:
