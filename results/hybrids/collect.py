@@ -1,6 +1,6 @@
 """From a finished sweep to measured/SIZE.json, result.json, the figure and the tables of README.md.
 
-python results/hybrids/collect.py small SWEEP       # the folder that run.sh wrote; wikipedia: that of a GPU
+python results/hybrids/collect.py small SWEEP       # the folder that run.sh wrote; text: with TEXT, wikipedia: that of a GPU
 python results/hybrids/collect.py                   # what is in measured/
 """
 
@@ -20,7 +20,11 @@ from pnn.schedule import order
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
-SIZES = {"small": "the quickstart's size, the harder embedded corpus", "wikipedia": "width 768, Wikipedia"}
+SIZES = {
+    "small": "the quickstart's size, the harder embedded corpus",
+    "text": "the quickstart's width, Wikipedia",
+    "wikipedia": "width 768, Wikipedia",
+}
 FIRST, ENDS = "looped", "both_ends"
 SUPPORTERS = (FIRST, "entering", "leaving")  # what both ends have to be better than
 
@@ -87,7 +91,7 @@ def told(pair: dict[str, Any] | None) -> list[str]:
 
 
 def answer(result: dict[str, Any]) -> str:
-    """By rules 4 and 5."""
+    """By rules 4 and 6."""
     said = {tuple(pair["arms"]): pair["verdict"] for pair in result["pairs"]}
     better = [one for (one, other), verdict in said.items() if other == FIRST and verdict == "better"]
     asked = [said.get((ENDS, other)) for other in SUPPORTERS]

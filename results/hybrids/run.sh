@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # One part of the comparison. Usage: results/hybrids/run.sh PART RUNS [pnn sweep arguments]
 # PART: look (every arm, one seed) or seeds (the arms named in ARMS, three seeds). Stopped, the same command goes on.
-# With TOKENS, a folder of token shards (results/better_than_bert/README.md), it is the question at width 768 on a GPU, else the
-# quickstart's size on the embedded corpus.
+# With TOKENS, a folder of token shards (results/better_than_bert/README.md), it is the question at width 768 on a GPU; with TEXT, a
+# file of real text, at the quickstart's width on a CPU; else at the quickstart's size on the embedded corpus.
 set -euo pipefail
 part=$1 runs=$2
 shift 2
@@ -20,6 +20,10 @@ if [ -n "${TOKENS:-}" ]; then
     --set training.min_learning_rate=1e-5 --set training.warmup_steps=300 --set training.batch_size=625 \
     --set training.effective_batch_size=625 --set training.max_steps=$((seeds == 1 ? 1600 : 4800)) \
     --set training.evaluate_every=1600 --set training.save_every=1600 "$@"
+elif [ -n "${TEXT:-}" ]; then
+  set -- --set data.train="$TEXT" --set data.max_length=128 --set data.max_sequences=20000 --set data.validation_sequences=800 \
+    --set data.vocab_size=1024 --set model.vocab_size=1024 --set data.train_mask_probability=0.3 --set model.positions=rotary \
+    --set model.tie_word_embeddings=true --set training.batch_size=16 --set training.effective_batch_size=16 "$@"
 fi
 files=("${arms[@]/#/$configs/}")
 files=("${files[@]/%/.yaml}")
