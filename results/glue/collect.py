@@ -39,7 +39,7 @@ def copy_in(runs: Path, measured: Path | None = None) -> None:
         paths = [run / name for name in ("config.yaml", "environment.json", "evaluation.json")]
         for benchmark in ("glue", "superglue"):
             tuned = runs / f"{model}-{benchmark}"
-            paths += [tuned / "results.json", *sorted(tuned.glob("*/result.json")), *sorted(tuned.glob("*/environment.json"))]
+            paths += [*sorted(tuned.glob("*/result.json")), *sorted(tuned.glob("*/environment.json"))]
         for folder in {path.parent for path in paths if path.name in ("environment.json", "result.json")}:
             check_commit(folder)
         for path in paths:
