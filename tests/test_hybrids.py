@@ -40,6 +40,11 @@ def test_the_page_says_what_was_measured(collect):
         assert result["answer"][path.stem] == collect.answer(measured)
 
 
+def test_places_of_a_machine_are_left_out(collect):
+    assert collect.without_folder("data.train=/home/me/part-04.txt.xz") == "data.train=part-04.txt.xz"
+    assert collect.without_folder("training.learning_rate=2e-2") == "training.learning_rate=2e-2"
+
+
 def pairs(verdicts):
     return {"pairs": [{"arms": list(arms), "verdict": verdict} for arms, verdict in verdicts.items()]}
 

@@ -42,7 +42,15 @@ def copy_in(size: str, sweep: Path) -> None:
     result["pairs"] = [above(one, other, runs) for one, other in pairs if one in runs and other in runs]
     result["hardware"] = read_environment(runs[FIRST][0])["hardware"]
     MEASURED.mkdir(exist_ok=True)
-    write_json(MEASURED / f"{size}.json", {**result, "configs": [Path(config).name for config in result["configs"]]})
+    result["configs"] = [Path(config).name for config in result["configs"]]
+    result["settings"] = [without_folder(setting) for setting in result["settings"]]
+    write_json(MEASURED / f"{size}.json", result)
+
+
+def without_folder(setting: str) -> str:
+    """`data.train=/home/me/part-04.txt.xz` without the place where one machine has it."""
+    key, _, value = setting.partition("=")
+    return f"{key}={Path(value).name}" if Path(value).is_absolute() else setting
 
 
 def schedule_of(run: Path) -> list[int]:
