@@ -1,6 +1,6 @@
 """From the six sweeps of run.sh to result.json and the tables of README.md.
 
-python results/widths/collect.py RUNS
+python results/widths/collect.py w768 RUNS   # the folder that run.sh wrote; w96: with text
 
 A sweep of masked models compares accuracies, but the rule is about losses: these are in its runs' evaluation.json.
 """
@@ -14,16 +14,22 @@ from typing import Any
 
 from pnn.errors import UserError
 from pnn.files import write_between, write_json
-from pnn.numbers import written
+from pnn.numbers import estimate, written
 from pnn.runs import check_commit, read_environment, read_json
+from pnn.stats import student
 
 HERE = Path(__file__).parent
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
-SMALL, CARRIED, PLAIN = "w256", "w768", "w768_plain"
-GRIDS = {SMALL: "256", CARRIED: "768, with the rule", PLAIN: "768, without it"}
+NARROW = {"w768": 256, "w96": 32}  # where the rates of a width come from
 NEAR = 0.01  # nats: so much above the grid's best is still the grid's best
 
-Losses = dict[float, float | None]  # by rate; None where training failed
+Losses = dict[float, list[float]]  # by rate, one for each seed; none where training failed
+
+
+def grids_of(wide: str) -> dict[str, str]:
+    """The three sweeps of an optimiser: narrow, carried over, plain."""
+    width = wide.removeprefix("w")
+    return {f"w{NARROW[wide]}": str(NARROW[wide]), wide: f"{width}, with the rule", f"{wide}_plain": f"{width}, without it"}
 
 
 def finished(runs: Path, name: str) -> dict[str, Any]:
@@ -42,60 +48,75 @@ def finished(runs: Path, name: str) -> dict[str, Any]:
 
 
 def losses_of(sweep: dict[str, Any]) -> Losses:
-    """What every rate of a grid came to on the held-out text, the mean over seeds."""
+    """What every rate of a grid came to on the held-out text."""
     found: Losses = {}
     for arm in sweep["arms"]:
         (setting,) = arm["settings"]  # training.learning_rate=…
-        losses = [read_json(run / "evaluation.json")["loss"] for run in arm["runs"]]
-        found[float(setting.partition("=")[2])] = mean(losses) if losses else None
+        found[float(setting.partition("=")[2])] = [read_json(run / "evaluation.json")["loss"] for run in arm["runs"]]
     return found
 
 
-def best_of(losses: Losses) -> tuple[float, float]:
-    """The rate with the lowest loss, and that loss."""
-    return min(((rate, loss) for rate, loss in losses.items() if loss is not None), key=lambda pair: pair[1])
+def best_of(losses: Losses) -> float:
+    """The rate with the lowest loss, the mean over seeds."""
+    return min((rate for rate in losses if losses[rate]), key=lambda rate: mean(losses[rate]))
 
 
-def carried_over(grids: dict[str, Losses]) -> dict[str, Any]:
-    """How the rate that is best at 256 does at 768, with the rule and without it."""
-    rate, _ = best_of(grids[SMALL])
-    found: dict[str, Any] = {"best_at_256": rate}
-    for name in (CARRIED, PLAIN):
+def carried_over(wide: str, grids: dict[str, Losses]) -> dict[str, Any]:
+    """How the rate that is best at the narrow width does at the wide one, with the rule and without it."""
+    narrow, *others = grids
+    rate = best_of(grids[narrow])
+    found: dict[str, Any] = {"best_when_narrow": rate}
+    for name in others:
         if rate not in grids[name]:
             raise UserError(
-                f"{name} has no run with a rate of {rate:g}, which is best at {SMALL}: all grids need the same rates"
+                f"{name} has no run with a rate of {rate:g}, which is best at {narrow}: all grids need the same rates"
             )
-        own, lowest = best_of(grids[name])
-        loss = grids[name][rate]
-        found[name] = {"loss": loss, "best": own, "best_loss": lowest, "above_best": None if loss is None else loss - lowest}
-    above = found[CARRIED]["above_best"]
+        losses, own = grids[name][rate], best_of(grids[name])
+        best = grids[name][own]
+        above = mean(losses) - mean(best) if losses else None
+        pairs = zip(losses, best, strict=True) if len(losses) == len(best) else ()
+        found[name] = {
+            "losses": losses,
+            "best": own,
+            "best_losses": best,
+            "above_best": above,
+            "over_seeds": student([one - other for one, other in pairs]).as_json() if len(losses) == len(best) > 1 else None,
+        }
+    above = found[wide]["above_best"]
     return found | {"carries_over": above is not None and above <= NEAR}
 
 
-def table(grids: dict[str, dict[str, Losses]], found: dict[str, dict[str, Any]]) -> str:
+def table(wide: str, grids: dict[str, dict[str, Losses]], found: dict[str, dict[str, Any]]) -> str:
     rates = sorted({rate for of_one in grids.values() for losses in of_one.values() for rate in losses})
     lines = [f"| loss | width | {' | '.join(f'{rate:g}' for rate in rates)} |", "|---|---|" + "---|" * len(rates)]
     for optimizer, of_one in grids.items():
         for name, losses in of_one.items():
-            lowest, _ = best_of(losses)
+            lowest = best_of(losses)
             cells = [told(losses[rate], rate == lowest) if rate in losses else "" for rate in rates]
-            lines.append(f"| {OPTIMIZERS[optimizer]} | {GRIDS[name]} | {' | '.join(cells)} |")
+            lines.append(f"| {OPTIMIZERS[optimizer]} | {grids_of(wide)[name]} | {' | '.join(cells)} |")
+    narrow, width = NARROW[wide], wide.removeprefix("w")
     lines += [
         "",
-        "| | best rate at 256 | at 768, above the best with the rule | above the best without it | carries over |",
+        f"| | best rate at {narrow} | at {width}, above the best with the rule | above the best without it | carries over |",
         "|---|---|---|---|---|",
     ]
     for optimizer, one in found.items():
-        above = [told(one[name]["above_best"]) for name in (CARRIED, PLAIN)]
+        above = [told_above(one[name]) for name in (wide, f"{wide}_plain")]
         verdict = "yes" if one["carries_over"] else "no"
-        lines.append(f"| {OPTIMIZERS[optimizer]} | {one['best_at_256']:g} | {' | '.join(above)} | {verdict} |")
+        lines.append(f"| {OPTIMIZERS[optimizer]} | {one['best_when_narrow']:g} | {' | '.join(above)} | {verdict} |")
     return "\n".join(lines)
 
 
-def told(loss: float | None, best: bool = False) -> str:
-    if loss is None:
+def told(losses: list[float], best: bool = False) -> str:
+    if not losses:
         return "failed"
-    return f"**{written(loss, 3)}**" if best else written(loss, 3)
+    return f"**{written(mean(losses), 3)}**" if best else written(mean(losses), 3)
+
+
+def told_above(one: dict[str, Any]) -> str:
+    if one["above_best"] is None:
+        return "failed"
+    return estimate(one["over_seeds"], 3) if one["over_seeds"] else written(one["above_best"], 3)
 
 
 def answer(found: dict[str, dict[str, Any]]) -> str:
@@ -104,37 +125,45 @@ def answer(found: dict[str, dict[str, Any]]) -> str:
     return f"It does not carry over, by the grid of {' and that of '.join(fails)}." if fails else "It carries over."
 
 
-def main(runs: Path) -> None:
-    sweeps = {f"{one}_{name}": finished(runs, f"{one}_{name}") for one in OPTIMIZERS for name in GRIDS}
-    grids = {one: {name: losses_of(sweeps[f"{one}_{name}"]) for name in GRIDS} for one in OPTIMIZERS}
-    found = {one: carried_over(grids[one]) for one in OPTIMIZERS}
+def main(wide: str, runs: Path) -> None:
+    sweeps = {f"{one}_{name}": finished(runs, f"{one}_{name}") for one in OPTIMIZERS for name in grids_of(wide)}
+    grids = {one: {name: losses_of(sweeps[f"{one}_{name}"]) for name in grids_of(wide)} for one in OPTIMIZERS}
+    found = {one: carried_over(wide, grids[one]) for one in OPTIMIZERS}
     first = next(run for sweep in sweeps.values() for arm in sweep["arms"] for run in arm["runs"])
+    file = HERE / "result.json"
+    metrics = read_json(file)["metrics"] if file.exists() else {}
+    metrics[wide] = {
+        "seeds": {name: sweep["seeds"] for name, sweep in sweeps.items()},
+        "hardware": read_environment(first)["hardware"],
+        "optimizers": {
+            one: {"losses": {name: {f"{rate:g}": of_rate for rate, of_rate in grid.items()} for name, grid in of_one.items()}}
+            | found[one]
+            for one, of_one in grids.items()
+        },
+        "answer": answer(found),
+    }
     write_json(
-        HERE / "result.json",
+        file,
         {
-            "question": "Does the rate that is best at width 256 carry over to width 768?",
-            "protocol": "README.md beside: five rates at width 256, at 768 with base_width and at 768 without it, with AdamW "
-            "and with Muon; losses on the held-out tail",
-            "seeds": {name: sweep["seeds"] for name, sweep in sweeps.items()},
-            "hardware": read_environment(first)["hardware"],
-            "metrics": {
-                one: {"losses": {name: {f"{rate:g}": loss for rate, loss in losses.items()} for name, losses in of_one.items()}}
-                | found[one]
-                for one, of_one in grids.items()
-            },
-            "answer": answer(found),
-            "command": "results/widths/run.sh TOKENS RUNS; python results/widths/collect.py RUNS",
+            "question": "Does a rate that is best at one width carry over to three times that width?",
+            "protocol": "README.md beside: five rates at the narrow width, at the wide one with base_width and at the wide one "
+            "without it, with AdamW and with Muon; losses on the held-out tail",
+            "metrics": metrics,
+            "answer": " ".join(
+                f"Width {NARROW[one]} to {one[1:]}: {metrics[one]['answer']}" for one in NARROW if one in metrics
+            ),
+            "command": "results/widths/run.sh TOKENS RUNS; python results/widths/collect.py w768 RUNS",
         },
     )
-    text = f"{table(grids, found)}\n\n{answer(found)}"
-    write_between(HERE / "README.md", "losses", text)
+    text = f"{table(wide, grids, found)}\n\n{answer(found)}"
+    write_between(HERE / "README.md", wide, text)
     print(text)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 3 or sys.argv[1] not in NARROW:
         sys.exit(__doc__)
     try:
-        main(Path(sys.argv[1]))
+        main(sys.argv[1], Path(sys.argv[2]))
     except UserError as error:
         sys.exit(f"collect.py: {error}")
