@@ -90,6 +90,11 @@ def test_whether_tokens_halt_and_did_when_it_was_measured_is_said(run):
     assert "When this was measured" not in text
 
 
+def test_where_steps_begin_is_said_of_a_model_that_recalls(run, checkpoints):
+    assert "| every step begins at | the mean of the state and the embeddings |" in card(checkpoints["pnn_recall"])
+    assert "every step begins at" not in card(run)
+
+
 def test_numbers_are_those_of_the_exported_weights(run):
     """A run's evaluation is of one checkpoint; others have an accuracy of their own."""
     evaluation = json.loads((run / "evaluation.json").read_text())

@@ -54,7 +54,18 @@ class TestGraph:
 
     # one graph for each way to compute: pnn and pnn_delta have theirs below, where more is asked of it
     @pytest.mark.parametrize(
-        "name", ["pnn_rewrite", "pnn_halting", "pnn_classifier", "bert", "bert_choice", "ddl", "ddl_token", "ddl_additive"]
+        "name",
+        [
+            "pnn_rewrite",
+            "pnn_halting",
+            "pnn_recall",
+            "pnn_classifier",
+            "bert",
+            "bert_choice",
+            "ddl",
+            "ddl_token",
+            "ddl_additive",
+        ],
     )
     def test_logits_match(self, name, checkpoints, tmp_path):
         result = export_run(str(checkpoints[name]), tmp_path / "out", with_onnx=True)

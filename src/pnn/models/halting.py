@@ -12,7 +12,9 @@ from pnn.nn.halting import CRITERIA, Criterion, Halt, Learned, Read, Rule, refin
 from pnn.nn.packing import Layout
 from pnn.schedule import period
 
-NO_HALT = "halt: with recall every step changes every state, so no token can halt: set recall=False, or leave out halt"
+NO_HALT = (
+    "with recall every step changes every state, so no token can halt: set recall=False, or leave out halt and random_halt"
+)
 
 
 class HaltingEncoder(EncoderBase):
