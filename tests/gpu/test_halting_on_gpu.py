@@ -10,7 +10,7 @@ from pnn.data.batches import pack
 from pnn.evaluation import passes
 from pnn.evaluation.passes import states_at
 from pnn.models.base import arrange
-from pnn.nn import fast, halting
+from pnn.nn import fast, halting, recording
 from pnn.nn.halting import CRITERIA, Criterion
 from pnn.nn.packing import bucket
 from pnn.schedule import period
@@ -46,6 +46,7 @@ class Drawn(Criterion):
 def _known(monkeypatch):
     monkeypatch.setitem(CRITERIA, "one number", OneNumber)
     monkeypatch.setitem(CRITERIA, "drawn", Drawn)
+    monkeypatch.setattr(recording, "KNOWN", {*recording.KNOWN, __name__.partition(".")[0]})  # these two measure the same again
 
 
 def build(form, **more):

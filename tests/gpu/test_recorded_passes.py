@@ -1,6 +1,7 @@
 """Recorded passes on a GPU: the states of the plain path, bucket by bucket, and the plain path where nothing can be recorded.
 Run by hand: pytest -m gpu tests/gpu/test_recorded_passes.py"""
 
+import gc
 import time
 
 import numpy as np
@@ -193,6 +194,27 @@ def test_recording_takes_less_than_a_second():
         torch.cuda.synchronize()
     assert recorded(model) == 1
     assert time.perf_counter() - started < 1
+
+
+def test_an_older_recording_may_be_garbage_while_another_is_made():
+    """Its graph would be destroyed in the middle of the capture, which would end it."""
+    collects = gc.get_threshold()
+    old, model = build("paper"), build("paper")
+    batch, at = batch_of(0, count=60)
+    with bf16():
+        for _ in range(2):
+            states_at(old, batch, at)
+        assert recorded(old) == 1
+        circle = [passes._RECORDINGS.pop(old)]
+        circle.append(circle)  # only the collector finds it
+        states_at(model, batch, at)
+        del circle
+        gc.set_threshold(1)
+        try:
+            states_at(model, batch, at)
+        finally:
+            gc.set_threshold(*collects)
+    assert recorded(model) == 1, passes._RECORDINGS[model].failed
 
 
 # Generation -----------------------------------------------------------------------------------------------------------

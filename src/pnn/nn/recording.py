@@ -7,7 +7,9 @@ recorder of their own (`training/recording`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,20 @@ MOST = 32  # shapes that are recorded of one model
 # Whose modules do the same again with the same weights. Others' may not: an adapter can be switched off
 KNOWN = {"torch", "transformers", __name__.partition(".")[0]}
 WITHOUT_UNITS = "pnn.plasticity.architectures"  # what computes in a module of transformers whose heads or layer are gone
+
+
+@contextmanager
+def capture(graph: torch.cuda.CUDAGraph, **how: Any) -> Iterator[None]:
+    """`torch.cuda.graph`, without garbage collection: an older graph that only the collector still knows would be destroyed
+    in the middle of the capture, and that ends it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, **how):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Recording:
@@ -33,7 +49,7 @@ class Recording:
             torch.clear_autocast_cache()
             try:
                 # other threads, which read the next batches, may allocate meanwhile
-                with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                with capture(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                     self.result = run()
             finally:
                 torch.clear_autocast_cache()

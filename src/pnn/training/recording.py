@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from pnn.errors import UserError, first_line
 from pnn.models.registry import kind_of
 from pnn.nn.fast import kernels_compute
+from pnn.nn.recording import capture
 
 PASSES_BEFORE_RECORDING = 3  # until everything is compiled and gradients exist
 Inputs = dict[str, Tensor]
@@ -90,7 +91,7 @@ class Recorder:
         self.inputs = {name: x.clone() for name, x in inputs.items()}
         self.graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(self.graph, stream=self.stream):
+            with capture(self.graph, stream=self.stream):
                 self.outputs = self.run(self.inputs)
         except torch.OutOfMemoryError:
             raise
