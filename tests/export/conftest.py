@@ -44,6 +44,7 @@ MODELS = {
         PNNConfig(**WIDE, update="rewrite", zero_init=False, num_steps=3, halt={"criterion": "change", "threshold": 0.6})
     ),
     "pnn_recall": lambda: PNNForMaskedLM(PNNConfig(**WIDE, update="rewrite", zero_init=False, num_steps=3, recall=True)),
+    "pnn_learned_recall": lambda: PNNForMaskedLM(PNNConfig(**WIDE, zero_init=False, num_steps=3, recall="learned")),
     "pnn_classifier": lambda: PNNForSequenceClassification(PNNConfig(**WIDE, zero_init=False, num_steps=2, num_labels=3)),
     "bert": lambda: BertBaselineForMaskedLM(BertBaselineConfig(**WIDE, num_hidden_layers=2, tie_word_embeddings=True)),
     "bert_choice": lambda: BertBaselineForMultipleChoice(BertBaselineConfig(**WIDE, num_hidden_layers=2)),

@@ -91,8 +91,9 @@ def test_whether_tokens_halt_and_did_when_it_was_measured_is_said(run):
 
 
 def test_where_steps_begin_is_said_of_a_model_that_recalls(run, checkpoints):
-    assert "| every step begins at | the mean of the state and the embeddings |" in card(checkpoints["pnn_recall"])
-    assert "every step begins at" not in card(run)
+    assert "| every step begins | between the state and the embeddings (halfway) |" in card(checkpoints["pnn_recall"])
+    assert "| every step begins | between the state and the embeddings (learned) |" in card(checkpoints["pnn_learned_recall"])
+    assert "every step begins" not in card(run)
 
 
 def test_numbers_are_those_of_the_exported_weights(run):

@@ -59,6 +59,7 @@ class TestGraph:
             "pnn_rewrite",
             "pnn_halting",
             "pnn_recall",
+            "pnn_learned_recall",
             "pnn_classifier",
             "bert",
             "bert_choice",

@@ -1,4 +1,4 @@
-"""`recall`: a step begins halfway between the state and the embeddings, in every way to compute it, and nobody halts."""
+"""`recall`: a step begins between the state and the embeddings, in every way to compute it, and nobody halts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ RULES = {"gated": {"zero_init": False}, "rewrite": {}, "delta": {"zero_init": Fa
 def built(update="rewrite", **more):
     torch.manual_seed(0)
     config = pnn.PNNConfig(**SMALL, update=update, max_position_embeddings=16, initializer_range=0.3, **RULES[update], **more)
-    return pnn.PNNForMaskedLM(config).eval()
+    return with_shares(pnn.PNNForMaskedLM(config)).eval()
+
+
+def with_shares(model):
+    """As if it had learned how far steps begin back at the embeddings: otherwise in each dimension of each refiner."""
+    for number, refiner in enumerate(model.base_model.refiners):
+        if refiner.recall is not None:
+            assert refiner.recall.unique().tolist() == pytest.approx([0.1])
+            torch.nn.init.uniform_(refiner.recall, generator=torch.Generator().manual_seed(number))
+    return model
 
 
 def ids(rows=2, length=9):
@@ -31,40 +40,44 @@ def written_out(encoder, tokens, steps):
     origin = h = encoder.embeddings(embedded, positions)
     states = [h]
     for number in encoder.config.order(steps):
-        u = 0.5 * h + 0.5 * origin
+        share = 0.5 if encoder.config.recall is True else encoder.refiners[number].recall
+        u = (1 - share) * h + share * origin
         h = u + encoder.refiners[number].refine(u, layout).delta
         states.append(h)
     return states
 
 
+@pytest.mark.parametrize("recall", [True, "learned"])
 @pytest.mark.parametrize("update", RULES)
 @pytest.mark.parametrize("more", [{}, {"schedule": [0, 1, 0, 1]}, {"positions": "rotary"}], ids=["one", "two", "rotary"])
-def test_states_and_gradients_are_those_of_the_equations(update, more):
-    model = built(update, recall=True, **more).double()
+def test_states_and_gradients_are_those_of_the_equations(update, more, recall):
+    model = built(update, recall=recall, **more).double()
     states = model.encoder(ids(), num_steps=6, output_states=True).states
     plain = written_out(model.encoder, ids(), 6)
     torch.testing.assert_close(states, tuple(plain))
     details = model.encoder(ids(), num_steps=6, output_states=True, output_gates=True).states
     torch.testing.assert_close(details, tuple(plain))
-    weight = model.encoder.refiners[0].ffn.down.weight
-    gradients = [torch.autograd.grad(path[-1].square().sum(), weight)[0] for path in (states, plain)]
-    torch.testing.assert_close(*gradients)
+    refiner = model.encoder.refiners[0]
+    weights = [refiner.ffn.down.weight, *([] if recall is True else [refiner.recall])]
+    torch.testing.assert_close(*(torch.autograd.grad(path[-1].square().sum(), weights) for path in (states, plain)))
     without = built(update, **more).double().encoder(ids(), num_steps=6, output_states=True).states
     torch.testing.assert_close(without[1], states[1])  # the first step begins at the embeddings either way
     assert not torch.allclose(without[2], states[2], atol=1e-3)
 
 
-def test_states_of_chosen_tokens_are_those_of_all():
-    model, tokens = built(recall=True), ids()
+@pytest.mark.parametrize("recall", [True, "learned"])
+def test_states_of_chosen_tokens_are_those_of_all(recall):
+    model, tokens = built(recall=recall), ids()
     at = torch.tensor([1, 4, 11])
     whole = model.encoder(tokens).last_hidden_state.flatten(0, 1)[at]
     torch.testing.assert_close(model.encoder(tokens, last_at=at).last_hidden_state[0], whole)
 
 
-def test_a_decoder_with_a_cache_says_what_it_says_without():
+@pytest.mark.parametrize("recall", [True, "learned"])
+def test_a_decoder_with_a_cache_says_what_it_says_without(recall):
     torch.manual_seed(0)
-    config = pnn.PNNCausalConfig(**SMALL, update="rewrite", num_steps=4, recall=True, initializer_range=0.3)
-    model, tokens = pnn.PNNForCausalLM(config).eval(), ids(2, 12)
+    config = pnn.PNNCausalConfig(**SMALL, update="rewrite", num_steps=4, recall=recall, initializer_range=0.3)
+    model, tokens = with_shares(pnn.PNNForCausalLM(config)).eval(), ids(2, 12)
     whole = model(tokens).logits
     cache, found = None, []
     for part in (tokens[:, :5], tokens[:, 5:6], tokens[:, 6:]):
@@ -73,20 +86,28 @@ def test_a_decoder_with_a_cache_says_what_it_says_without():
     torch.testing.assert_close(torch.cat(found, 1), whole, atol=1e-4, rtol=1e-4)
 
 
-def test_a_saved_model_still_recalls(tmp_path):
-    model = built(recall=True)
+@pytest.mark.parametrize("recall", [True, "learned"])
+def test_a_saved_model_still_recalls(tmp_path, recall):
+    model = built(recall=recall)
     model.save_pretrained(tmp_path)
     again = pnn.PNNForMaskedLM.from_pretrained(tmp_path)
-    assert again.config.recall
+    assert again.config.recall == recall
     torch.testing.assert_close(again(ids()).logits, model(ids()).logits)
 
 
-def test_nobody_halts_in_a_model_that_recalls():
+def test_a_misspelt_recall_is_refused():
+    with pytest.raises(StrictDataclassError) as refused:
+        pnn.PNNConfig(**SMALL, recall="learnt")
+    assert "recall='learnt' is none of true, false, \"learned\"" in str(refused.value.__cause__)
+
+
+@pytest.mark.parametrize("recall", [True, "learned"])
+def test_nobody_halts_in_a_model_that_recalls(recall):
     for more in ({"halt": {"criterion": "change", "threshold": 0.1}}, {"random_halt": True}):
         with pytest.raises(StrictDataclassError) as refused:
-            pnn.PNNConfig(**SMALL, recall=True, **more)
+            pnn.PNNConfig(**SMALL, recall=recall, **more)
         assert "with recall every step changes every state" in str(refused.value.__cause__)
-    model, halt = built(recall=True), {"criterion": "change", "threshold": 0.1}
+    model, halt = built(recall=recall), {"criterion": "change", "threshold": 0.1}
     with pytest.raises(ValueError, match="with recall every step changes every state"):
         model(ids(), halt=halt)
     with pytest.raises(ValueError, match="with recall every step changes every state"):

@@ -158,8 +158,9 @@ class Known:
             "max_position_embeddings": "longest input, tokens",
         }
         rows |= {label: f"{getattr(config, key):,}" for key, label in names.items() if getattr(config, key, None) is not None}
-        if getattr(config, "recall", False):
-            rows["every step begins at"] = "the mean of the state and the embeddings"
+        if recall := getattr(config, "recall", False):
+            where = "learned" if recall == "learned" else "halfway"
+            rows["every step begins"] = f"between the state and the embeddings ({where})"
         if self.halt is not None:
             rows["tokens halt"] = halting(self.halt)
         if self.is_reorganised:  # the config's number is the original's

@@ -7,7 +7,7 @@ What the published code does instead is `delta_norm=True, gate_bias=True, zero_i
 `update` names the rule by which a refiner changes the state (`nn/updates`); "rewrite" proposes the whole next state.
 `schedule` says which refiner runs at which step: [0, 0, 0, 0] is the paper; [0, 1, 2, 3, 0, 1, 2, 3] applies four twice. A part
 of it may be the one that repeats (`repeat`, see `pnn/schedule`).
-With `recall` a step begins halfway back:  hᵗ = u + Δᵗ,   Δᵗ = refiner(u),   u = (hᵗ⁻¹ + h⁰) / 2.
+With `recall` a step begins part of the way back to h⁰:  hᵗ = u + Δᵗ,   Δᵗ = refiner(u),   u = hᵗ⁻¹ + r ⊙ (h⁰ − hᵗ⁻¹).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from pnn.nn import fast
 from pnn.nn.gating import GATES
 from pnn.nn.halting import Halt, Rule
 from pnn.nn.packing import Layout
+from pnn.nn.refiner import RECALLS
 from pnn.nn.updates import UPDATES
 from pnn.objectives import step_weights, weights_at
 from pnn.schedule import drawn_from, order
@@ -51,8 +52,9 @@ class PNNConfig(PreTrainedConfig):
       enters through 0 and 1, applies 2 four times, and leaves through 3.
     * `random_steps`: `[2, 6]` trains with 2 to 6 steps, drawn at every update; `num_steps` are taken unless another number is
       asked for.
-    * `recall`: every step begins at the mean of the state and h⁰, so that states do not drift away from their text however
-      often they are refined. No token halts then: none keeps its state.
+    * `recall`: every step begins part of the way back to h⁰. `True`: halfway, so that states do not drift away from their text
+      however often they are refined. `"learned"`: as far as each refiner has learned for each dimension; a tenth of the way
+      before training. No token halts then: none keeps its state.
     * `update`: `"gated"` adds what a refiner proposes, as far as a gate lets it; `"delta"` rewrites the state along one
       direction; `"rewrite"` proposes the whole next state, and a gate decides how far the state moves there.
     * `gate`: `"query_key"`, one for each dimension; `"token"`, one for each token; `"none"`.
@@ -74,7 +76,7 @@ class PNNConfig(PreTrainedConfig):
     schedule: list[int] | None = None  # None: refiner 0 at every step
     repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
     random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
-    recall: bool = False  # a step begins halfway between the state and the embeddings
+    recall: bool | str = False  # a step begins halfway between the state and the embeddings; "learned": where it has learned to
     random_halt: bool = False  # in training the context stops early, at random
     step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
     update: str = "gated"  # "delta", "rewrite": see nn/updates
@@ -131,6 +133,8 @@ class PNNConfig(PreTrainedConfig):
             raise ValueError(f"gate={self.gate!r} is none of {', '.join(GATES)}")
         if not 0 < self.gate_start < 1:
             raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
+        if self.recall not in RECALLS:
+            raise ValueError(f'recall={self.recall!r} is none of true, false, "learned"')
         if self.recall and (self.halt is not None or self.random_halt):
             raise ValueError(NO_HALT)
         if self.random_halt:
@@ -182,8 +186,10 @@ class PNNModel(HaltingEncoder):
         if not (with_kernels and all(fast.can_write_out(refiner) for refiner in self.refiners)):
             super().compile_blocks(with_kernels)
 
-    def begin(self, h: Tensor, origin: Tensor) -> Tensor:
-        """Where a step begins: at the state, or with `recall` halfway back."""
+    def begin(self, h: Tensor, origin: Tensor, refiner: Any) -> Tensor:
+        """Where a step begins: at the state, or with `recall` part of the way back."""
+        if refiner.recall is not None:
+            return torch.lerp(h, origin.to(h.dtype), refiner.recall.to(h.dtype))
         return (h + origin) / 2 if self.config.recall else h
 
     def refine(
@@ -198,7 +204,7 @@ class PNNModel(HaltingEncoder):
             return self.refine_by(rule, refiners, h, layout, last_at)
         for step, refiner in enumerate(refiners):
             here = layout.at_step(step)
-            h = self.begin(h, origin)
+            h = self.begin(h, origin, refiner)
             if details:
                 refinement = refiner.refine(h, here)
                 h = h + refinement.delta
