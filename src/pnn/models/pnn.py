@@ -188,7 +188,7 @@ class PNNModel(HaltingEncoder):
 
     def begin(self, h: Tensor, origin: Tensor, refiner: Any) -> Tensor:
         """Where a step begins: at the state, or with `recall` part of the way back."""
-        if refiner.recall is not None:
+        if self.config.recall == "learned":
             return torch.lerp(h, origin.to(h.dtype), refiner.recall.to(h.dtype))
         return (h + origin) / 2 if self.config.recall else h
 
