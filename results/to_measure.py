@@ -38,7 +38,7 @@ EPOCH = 78.7e6  # tokens
 AROUND = 0.5  # minutes of a training beside its updates, if another computes while it starts and evaluates
 RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("5e-4",), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
 SEEDS = {"pnn_rewrite": 5, "bert12": 3, "bert4": 5, "pnn_gateless": 3, "pnn_paper": 1}
-TIMED_LIKE = {"pnn_rounds3": "bert12", "looks/recall": "pnn_rewrite"}  # about as many FLOPs
+TIMED_LIKE = {"pnn_rounds3": "bert12"}  # about as many FLOPs
 GRACE = 20.0  # seconds that a process has to end when the time is up
 LARGEST = 4 << 20  # bytes of a file that goes home
 
@@ -66,8 +66,6 @@ def items() -> Iterator[Item]:
     # in turns: what is half done compares already. First the models that the question is about, whose rates are known
     turns = [(seed, model) for seed in range(max(SEEDS.values())) for model, seeds in SEEDS.items() if seed < seeds]
     first = [(seed, model) for seed, model in turns if seed < 3 and model not in ("pnn_gateless", "pnn_paper")]
-    yield training("a look at", "looks/recall", "looks/recall", 0, 1)  # beyond the rules, before more seeds
-    yield from halting()
     yield training("(a)", "pnn_rounds3", "a/pnn_rounds3", 0, 3)
     for seed, model in first:
         yield training("(a)", model, f"a/{model}", seed, 3)
@@ -127,23 +125,6 @@ def shrink() -> Iterator[Item]:
         yield Item(f"shrink, {name}", minutes, f"{command} {asked}", *about)
         if not (HERE / kept).exists():
             after = "shrink/measured/adapted.json"  # which the first that is left makes
-
-
-def halting() -> Iterator[Item]:
-    """Of two models that were trained to be read while their context has halted. Their speeds are older than the kernels for
-    tokens that halt (`kernels/live`), and their weights are gone: all anew but the oracles."""
-    here, texts = HERE / "halting" / "real_text", ("tokens", "wikitext")
-    for model in ("pnn_rewrite_one_ready", "pnn_paper_ready"):
-        run, home = f"halting/trained/{model}/seed-0", f"halting/home/{model}"
-        trained = f"{run}/evaluation.json"
-        command = train(here / f"{model}.yaml", run, {"training.epochs": 3})
-        yield Item(f"halting, training, {model}", 3.9, command, trained, None, texts)
-        for part, minutes, file, after in (
-            ("ways", 1.3, "ways.json", trained),
-            ("speed", 1.8, "speed-nvidia-h200.json", f"{home}/ways.json"),
-        ):
-            command = f"{sys.executable} {here}/measure.py {part} {{runs}}/{run} {{runs}}/{home}"
-            yield Item(f"halting, {part}, {model}", minutes, command, f"{home}/{file}", None, texts, after, part == "speed")
 
 
 def training(stage: str, model: str, arm: str, seed: int, epochs: int, more: dict[str, str] | None = None) -> Item:
