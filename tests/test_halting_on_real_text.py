@@ -123,6 +123,16 @@ def test_fewer_steps_that_are_better_leave_all_steps_no_chance(scripts):
     assert found == pytest.approx(2.5)
 
 
+@pytest.mark.parametrize(("slow", "counts"), [(1.05, "median"), (1.3, "quickest")])
+def test_where_timings_were_disturbed_the_quickest_turn_counts(scripts, home, slow, counts):
+    ways = read_json(home / "ways.json")["ways"]
+    turns = [1.0, slow, 5.0]
+    speed = {"ways": {way["name"]: {"microseconds_per_token": {"wikitext_tokens": {"2048": turns}}} for way in ways}}
+    model = scripts["timed"].Model(home, speed)
+    assert model.disturbed == (counts == "quickest")
+    assert model.time(model.ways[0]) == pytest.approx(1.0 if counts == "quickest" else slow)
+
+
 def planted(home: Path, runs: Path, faster: float) -> None:
     """All units lose nothing, at so many times the speed of all steps; the dial loses five points with every step less."""
     there = runs / "home" / "pnn_paper"

@@ -101,7 +101,7 @@ def dial_time(lost: Array, dial_lost: Array, times: Array) -> Array:
 
 def against_dial(model: Model, chosen: list[Json], other: Model | None = None, draws: int = 2000) -> Estimate:
     """Time of the dial at the accuracy of these ways over their own, mean over seeds; the middle 95 % where sequences and
-    seeds are drawn again. Times are medians and stay as they are. `other`: whose dial it is, of a model of the same shape, so
+    seeds are drawn again. Times stay as they are. `other`: whose dial it is, of a model of the same shape, so
     that its steps take as long."""
     dial = model.family("dial")
     columns = [model.lost(way) for way in (*dial, *chosen)]
@@ -159,7 +159,7 @@ def metrics_of(model: Model) -> Row:
     halting = found["ways"]["learned"]
     enough = len(model.seeds) >= LEAST_SEEDS
     outcome = verdict(Estimate.from_json(halting["against_dial"]), 1 + FASTER) if enough else UNDECIDED
-    found["verdict"] = OUTCOMES[outcome]
+    found["verdict"], found["disturbed"] = OUTCOMES[outcome], model.disturbed
     found["aim_reached"] = halting["speed"] >= AIM and halting["points_lost"]["value"] <= LOSE
     if (analysis := model.folder / ORACLE).exists():
         found["oracle"] = bound_of(read_json(analysis))
