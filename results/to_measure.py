@@ -12,7 +12,7 @@ For a GPU that is lent for half an hour. An item starts only if it will end in t
 
 After each item RUNS/home.tar.gz holds all files but weights. An item is done if what it leaves is in RUNS or was collected.
 Minutes of a training are tokens over the measured speed; the others are estimates. Not listed, because they are sweeps of more
-than half an hour: causal_pnn, plastic_training, widths, and three seeds of the best hybrids.
+than half an hour: causal_pnn, plastic_training, and three seeds of the best hybrids.
 """
 
 from __future__ import annotations
@@ -83,13 +83,11 @@ def items() -> Iterator[Item]:
         leaves, kept = f"better_than_bert/{model}.tuned", f"downstream/measured/{model}-glue/sst2/result.json"
         weights = "." if model == "pnn_rewrite" else f"better_than_bert/b/{model}/seed-0/evaluation.json"
         yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
-    step = f"{sys.executable} -m pnn bench pnn_1b --what train --against none --output {{runs}}/pnn_1b.json"
-    few = "--set data.train={data}/tokens --set data.tokenizer=corpus --set data.max_sequences=60000"
-    kept = "../benchmarks/results/pnn_1b-nvidia-h200.json"
-    yield Item("a step of pnn_1b", 2.0, f"{step} {few}", "pnn_1b.json", kept, ("tokens",), alone=True)
     yield from shrink()
     hybrids = f"env TOKENS={{data}}/tokens bash {HERE}/hybrids/run.sh look {{runs}}/hybrids"
     yield Item("a look at hybrids", 13.0, hybrids, "hybrids/look/sweep.json", "hybrids/measured/wikipedia.json", ("tokens",))
+    widths = f"bash {HERE}/widths/run.sh {{data}}/tokens {{runs}}/widths"  # twenty runs of half an epoch, ten at width 256
+    yield Item("widths", 17.0, widths, "widths/muon_w768_plain/sweep.json", "widths/measured/w768.json", ("tokens",))
 
 
 def shrink() -> Iterator[Item]:
