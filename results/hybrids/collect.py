@@ -1,6 +1,6 @@
 """From a finished sweep to measured/SIZE.json, result.json, the figure and the tables of README.md.
 
-python results/hybrids/collect.py small SWEEP       # the folder that run.sh wrote; text: with TEXT, wikipedia: that of a GPU
+python results/hybrids/collect.py small SWEEP       # the folder that run.sh wrote; text, recall: with TEXT, wikipedia: on a GPU
 python results/hybrids/collect.py                   # what is in measured/
 """
 
@@ -23,9 +23,10 @@ MEASURED = HERE / "measured"
 SIZES = {
     "small": "the quickstart's size, the harder embedded corpus",
     "text": "the quickstart's width, Wikipedia",
+    "recall": "the quickstart's width, Wikipedia, with recall and without",
     "wikipedia": "width 768, Wikipedia",
 }
-FIRST, ENDS = "looped", "both_ends"
+FIRST, ENDS, RECALLS = "looped", "both_ends", "_recall"
 SUPPORTERS = (FIRST, "entering", "leaving")  # what both ends have to be better than
 
 
@@ -39,6 +40,7 @@ def copy_in(size: str, sweep: Path) -> None:
     for arm in result["arms"]:
         arm["schedule"] = schedule_of(runs[arm["name"]][0])
     pairs = [(name, FIRST) for name in runs if name != FIRST] + [(ENDS, name) for name in SUPPORTERS[1:]]
+    pairs += [(name, name.removesuffix(RECALLS)) for name in runs if name.endswith(RECALLS) and name != FIRST + RECALLS]
     result["pairs"] = [above(one, other, runs) for one, other in pairs if one in runs and other in runs]
     result["hardware"] = read_environment(runs[FIRST][0])["hardware"]
     MEASURED.mkdir(exist_ok=True)
