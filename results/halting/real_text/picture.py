@@ -85,9 +85,11 @@ def panel(axes: Any, model: Any, row: Json, ideal_only: bool = False) -> None:
         if family in FIXED:
             for at, height, one in zip(x, y, ways, strict=True):
                 halt = one["changes"]["halt"]
-                text = str(one["changes"]["num_steps"]) + (f"/{halt['min_steps']}" if halt else "")
+                steps = one["changes"]["num_steps"]
+                text = str(steps) + (f"/{halt['min_steps']}" if halt else "")
+                below = halt and steps < model.ways[0]["changes"]["num_steps"]  # 3/1 is beside 4/1
                 if family == "dial" or halt:
-                    axes.annotate(text, (at, height), (4, 4), **WRITTEN, color=colour, annotation_clip=True)
+                    axes.annotate(text, (at, height), (4, -11 if below else 4), **WRITTEN, color=colour, annotation_clip=True)
     halting = row["ways"]["learned"]
     if not stays(model, halting):
         at_random(axes, halting["speed"], accuracy_of(halting["random_points_lost"]), whole, lowest)
