@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import accelerate
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -9,6 +10,9 @@ from huggingface_hub.errors import StrictDataclassError
 import pnn
 from pnn.evaluation.choosing import halting_settings
 from pnn.models.base import arrange
+from pnn.plasticity.architectures import LAYER
+from pnn.plasticity.surgery import prune
+from pnn.plasticity.units import Unit, parameters_of
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "dropout": 0.0}
 RULES = {"gated": {"zero_init": False}, "rewrite": {}, "delta": {"zero_init": False}}
@@ -22,10 +26,9 @@ def built(update="rewrite", **more):
 
 def with_shares(model):
     """As if it had learned how far steps begin back at the embeddings: otherwise in each dimension of each refiner."""
-    for number, refiner in enumerate(model.base_model.refiners):
-        if refiner.recall is not None:
-            assert refiner.recall.unique().tolist() == pytest.approx([0.1])
-            torch.nn.init.uniform_(refiner.recall, generator=torch.Generator().manual_seed(number))
+    for number, recall in enumerate(model.base_model.recalls or []):
+        assert recall.share.unique().tolist() == pytest.approx([0.1])
+        torch.nn.init.uniform_(recall.share, generator=torch.Generator().manual_seed(number))
     return model
 
 
@@ -40,7 +43,7 @@ def written_out(encoder, tokens, steps):
     origin = h = encoder.embeddings(embedded, positions)
     states = [h]
     for number in encoder.config.order(steps):
-        share = 0.5 if encoder.config.recall is True else encoder.refiners[number].recall
+        share = 0.5 if encoder.config.recall is True else encoder.recalls[number].share
         u = (1 - share) * h + share * origin
         h = u + encoder.refiners[number].refine(u, layout).delta
         states.append(h)
@@ -57,8 +60,9 @@ def test_states_and_gradients_are_those_of_the_equations(update, more, recall):
     torch.testing.assert_close(states, tuple(plain))
     details = model.encoder(ids(), num_steps=6, output_states=True, output_gates=True).states
     torch.testing.assert_close(details, tuple(plain))
-    refiner = model.encoder.refiners[0]
-    weights = [refiner.ffn.down.weight, *([] if recall is True else [refiner.recall])]
+    weights = [model.encoder.refiners[0].ffn.down.weight]
+    if recall == "learned":
+        weights.append(model.encoder.recalls[0].share)
     torch.testing.assert_close(*(torch.autograd.grad(path[-1].square().sum(), weights) for path in (states, plain)))
     without = built(update, **more).double().encoder(ids(), num_steps=6, output_states=True).states
     torch.testing.assert_close(without[1], states[1])  # the first step begins at the embeddings either way
@@ -95,10 +99,28 @@ def test_a_saved_model_still_recalls(tmp_path, recall):
     torch.testing.assert_close(again(ids()).logits, model(ids()).logits)
 
 
-def test_a_misspelt_recall_is_refused():
+@pytest.mark.parametrize("recall", ["learnt", 1])
+def test_a_misspelt_recall_is_refused(recall):
     with pytest.raises(StrictDataclassError) as refused:
-        pnn.PNNConfig(**SMALL, recall="learnt")
-    assert "recall='learnt' is none of true, false, \"learned\"" in str(refused.value.__cause__)
+        pnn.PNNConfig(**SMALL, recall=recall)
+    assert f'recall={recall!r} is none of true, false, "learned"' in str(refused.value.__cause__)
+
+
+def test_shares_come_along_where_weights_are_kept_elsewhere():
+    """accelerate brings a module's weights when it is called, and no others."""
+    model = built(recall="learned")
+    expected = model(ids()).logits
+    found = accelerate.cpu_offload(model, execution_device=torch.device("cpu"))(ids()).logits
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("recall", [False, True, "learned"])
+def test_a_layer_that_is_gone_takes_what_is_counted(recall):
+    """Its step still begins where it did: masked is removed."""
+    model = built(schedule=[0, 1, 0], recall=recall)
+    held, counted = sum(p.numel() for p in model.parameters()), parameters_of(model, LAYER, 1)
+    smaller = prune(model, [Unit(LAYER, 1, 0)])
+    assert held - sum(p.numel() for p in smaller.parameters()) == counted
 
 
 @pytest.mark.parametrize("recall", [True, "learned"])

@@ -224,7 +224,7 @@ def trace_batch(model: MaskedLMBase, batch: Batch, edits: Sequence[Edit] = (), n
         refiner: Any = block
         with listening(block, [e for e in edits if e.steps is None or number in e.steps], Place(number, batch)) as heard:
             if kind_of(model).has_steps:
-                h = encoder.begin(h, origin, refiner)
+                h = encoder.begin(h, origin, model.config.order(num_steps)[number - 1])
                 refinement = refiner.refine(h, layout)
                 change, raw, gate = refinement.delta, refinement.raw[0], refinement.gate
                 h = h + change

@@ -36,7 +36,7 @@ from pnn.nn import fast
 from pnn.nn.gating import GATES
 from pnn.nn.halting import Halt, Rule
 from pnn.nn.packing import Layout
-from pnn.nn.refiner import RECALLS
+from pnn.nn.recall import Recall
 from pnn.nn.updates import UPDATES
 from pnn.objectives import step_weights, weights_at
 from pnn.schedule import drawn_from, order
@@ -133,7 +133,7 @@ class PNNConfig(PreTrainedConfig):
             raise ValueError(f"gate={self.gate!r} is none of {', '.join(GATES)}")
         if not 0 < self.gate_start < 1:
             raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
-        if self.recall not in RECALLS:
+        if not isinstance(self.recall, bool) and self.recall != "learned":
             raise ValueError(f'recall={self.recall!r} is none of true, false, "learned"')
         if self.recall and (self.halt is not None or self.random_halt):
             raise ValueError(NO_HALT)
@@ -175,6 +175,8 @@ class PNNModel(HaltingEncoder):
     def __init__(self, config: PNNConfig):
         super().__init__(config)
         self.refiners = nn.ModuleList(UPDATES[config.update](config) for _ in range(config.num_refiners))
+        learns = config.recall == "learned"
+        self.recalls = nn.ModuleList(Recall(config.hidden_size) for _ in self.refiners) if learns else None
         self.make_criterion()
         self.post_init()
 
@@ -186,10 +188,11 @@ class PNNModel(HaltingEncoder):
         if not (with_kernels and all(fast.can_write_out(refiner) for refiner in self.refiners)):
             super().compile_blocks(with_kernels)
 
-    def begin(self, h: Tensor, origin: Tensor, refiner: Any) -> Tensor:
-        """Where a step begins: at the state, or with `recall` part of the way back."""
-        if self.config.recall == "learned":
-            return torch.lerp(h, origin.to(h.dtype), refiner.recall.to(h.dtype))
+    def begin(self, h: Tensor, origin: Tensor, number: int) -> Tensor:
+        """Where a step of this refiner begins: at the state, or with `recall` part of the way back."""
+        if self.recalls is not None:
+            begun: Tensor = self.recalls[number](h, origin)
+            return begun
         return (h + origin) / 2 if self.config.recall else h
 
     def refine(
@@ -199,12 +202,13 @@ class PNNModel(HaltingEncoder):
         if num_steps is None and self.training:
             num_steps = self.config.draw_steps()  # whoever trains and says no number: transformers' Trainer
         origin, states, deltas, gates = h, [h], [], []
-        refiners = [self.refiners[number] for number in self.config.order(num_steps)]
+        order = self.config.order(num_steps)
+        refiners = [self.refiners[number] for number in order]
         if rule is not None:
             return self.refine_by(rule, refiners, h, layout, last_at)
         for step, refiner in enumerate(refiners):
             here = layout.at_step(step)
-            h = self.begin(h, origin, refiner)
+            h = self.begin(h, origin, order[step])
             if details:
                 refinement = refiner.refine(h, here)
                 h = h + refinement.delta

@@ -4,8 +4,6 @@
     δ  = propose(a, h)
     h⁺ = h + Δ,   Δ = change(h, δ, a)
 
-A refiner may know how far from h a step begins, r ⊙ (h⁰ − h), for each dimension (`recall`): the model takes that share before.
-
 What is proposed and how it changes the state is the update rule's: a subclass each, in `nn/updates`. The same refiner runs at
 every step, or several in turn (`PNNConfig.schedule`).
 """
@@ -15,15 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from pnn.nn.attention import SelfAttention
 from pnn.nn.feed_forward import FEED_FORWARDS
 from pnn.nn.packing import Layout, only_at
-
-RECALLS = (False, True, "learned")
-RECALL_START = 0.1  # halfway costs a model of the paper's width 1.7 points after one epoch (docs/log.md)
 
 
 class Refinement(NamedTuple):
@@ -48,8 +42,6 @@ class DeltaRefiner(nn.Module):
         self.delta_norm = nn.LayerNorm(width, eps=eps) if config.delta_norm else None
         self.gate: nn.Module | None = None
         self.dropout = nn.Dropout(config.dropout)
-        self.recall = nn.Parameter(torch.full((width,), RECALL_START)) if config.recall == "learned" else None
-        self.starts = {} if self.recall is None else {"recall": RECALL_START}  # for the model's initialiser
         # a subclass with a rule of its own must not inherit the form of another
         self.own_form = vars(type(self)).get("fast_form")
 
