@@ -281,6 +281,18 @@ def test_ones_own_text_has_the_score_of_the_commonest_token(pnn: Path, tmp_path:
     assert "always guessing" not in read(write_report([pnn], tmp_path / "report.html")).text  # older, and with a ceiling
 
 
+@pytest.mark.usefixtures("real_pictures")
+def test_a_run_that_was_calibrated_since_is_told_as_it_was_evaluated(pnn: Path) -> None:
+    """`pnn calibrate` leaves the evaluation and changes the steps in config.json."""
+    described = load_runs([pnn])[0].describe()
+    path = pnn / "checkpoints" / "best" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_steps": 2, "trained_steps": 4}))
+    assert described == load_runs([pnn])[0].describe() == "PNN, one refiner applied 4 times"
+    page = write_report([pnn], pnn / "report.html").read_text()
+    assert f"pnn: {described}" in page
+    assert '<th scope="row">num_steps</th><td colspan="1">2</td>' in page  # what holds now, among its settings
+
+
 def test_a_baseline_alone_and_without_its_checkpoint(bert: Path, tmp_path: Path) -> None:
     (bert / "checkpoints" / "best" / "config.json").unlink()
     page = read(write_report([bert], tmp_path / "report.html"))

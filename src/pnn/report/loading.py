@@ -74,19 +74,26 @@ class Run(Generic[E]):
             said.append(f"The {'' if len(counted) == 1 else name + ' '}text: {sentence}.")
         return said
 
+    @property
+    def evaluated_model(self) -> Json | None:
+        """With as many steps as were evaluated: `pnn calibrate` may have chosen fewer since."""
+        if self.model is None or "num_steps" not in self.model:
+            return self.model
+        return {**self.model, "num_steps": self.evaluation.get("num_steps", self.model["num_steps"])}
+
     def describe(self) -> str:
         """In words: PNN, one refiner applied 4 times."""
         if self.is_decoder:
             return self._describe_decoder()
-        if self.can_be_drawn and self.model is not None:
-            return f"{self.kind.family}, {anatomy(self.model).describe()}"
+        if self.can_be_drawn and self.evaluated_model is not None:
+            return f"{self.kind.family}, {anatomy(self.evaluated_model).describe()}"
         return f"{self.kind.family}, {self.evaluation.get('num_steps')} {self.kind.unit}s"
 
     def _describe_decoder(self) -> str:
         """In words: delta residual, 4 channels, channel compressor, 12 layers."""
         model = self.model or {}
-        if self.model is not None and self.kind.has_steps:
-            return f"{self.kind.family}, {anatomy(self.model).describe()}"
+        if self.evaluated_model is not None and self.kind.has_steps:
+            return f"{self.kind.family}, {anatomy(self.evaluated_model).describe()}"
         if "residual" not in model:
             return self.kind.family
         channels = model["value_channels"]

@@ -117,7 +117,7 @@ def _picture(figure: Figure, name: str, folder: Path, description: str) -> Html:
 
 
 def _architecture(runs: Sequence[MaskedRun], pictures: Path) -> Html:
-    configs = {run.name: run.model for run in runs if run.model is not None}
+    configs = {run.name: run.evaluated_model for run in runs if run.evaluated_model is not None}
     figure = architecture(configs, {run.name: run.evaluation for run in runs})
     reuse = "Same shade, same weights. " + (
         "A dashed arrow leads from one use of a refiner to its next: it brings no new parameters. "
