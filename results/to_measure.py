@@ -49,14 +49,12 @@ class Item:
     minutes: float
     command: str  # with {runs} and {data}
     leaves: str  # a file in RUNS
-    kept: str | None  # a file in results/, once that is collected; None: what is there is to be measured anew
+    kept: str  # a file in results/, once that is collected
     needs: tuple[str, ...]  # in DATA
     after: str = "."  # what must be in RUNS: weights that another item made
-    alone: bool = False  # it measures time: nothing else may use the device
 
     def done(self, runs: Path | None) -> bool:
-        collected = self.kept is not None and (HERE / self.kept).exists()
-        return collected or (runs is not None and (runs / self.leaves).exists())
+        return (HERE / self.kept).exists() or (runs is not None and (runs / self.leaves).exists())
 
     def can_start(self, runs: Path, data: Path) -> bool:
         return (runs / self.after).exists() and all((data / name).exists() for name in self.needs)
@@ -87,7 +85,7 @@ def items() -> Iterator[Item]:
     hybrids = f"env TOKENS={{data}}/tokens bash {HERE}/hybrids/run.sh look {{runs}}/hybrids"
     yield Item("a look at hybrids", 13.0, hybrids, "hybrids/look/sweep.json", "hybrids/measured/wikipedia.json", ("tokens",))
     widths = f"bash {HERE}/widths/run.sh {{data}}/tokens {{runs}}/widths"  # twenty runs of half an epoch, ten at width 256
-    yield Item("widths", 17.0, widths, "widths/muon_w768_plain/sweep.json", "widths/measured/w768.json", ("tokens",))
+    yield Item("widths", 17.0, widths, "widths/muon_w768_plain/sweep.json", "widths/result.json", ("tokens",))
 
 
 def shrink() -> Iterator[Item]:
@@ -181,8 +179,7 @@ def work(left: list[Item], runs: Path, data: Path, minutes: float, at_a_time: in
             fitting = [item for item in waiting if busy_until + 60 * item.minutes <= end and item.can_start(runs, data)]
             if not running and not fitting:
                 break
-            free = len(running) < at_a_time and not any(item.alone for item in running.values())
-            if fitting and free and not (fitting[0].alone and running):
+            if fitting and len(running) < at_a_time:
                 item = fitting[0]
                 waiting.remove(item)
                 busy_until += 60 * item.minutes

@@ -55,17 +55,6 @@ def test_an_item_waits_for_its_data_and_for_what_it_follows(to_measure, item, tm
     assert "needy" not in said
 
 
-def test_what_measures_time_is_alone(to_measure, item, tmp_path, capfd):
-    waiting = [
-        item("a", 0, "import time; time.sleep(1)"),
-        item("timed", 0, "import time; time.sleep(1)", alone=True),
-        item("b", 0),
-    ]
-    to_measure.work(waiting, tmp_path, Path("t"), 1.0, 3)
-    said = capfd.readouterr().out
-    assert said.index("done: a") < said.index("started: timed") < said.index("done: timed") < said.index("started: b")
-
-
 def test_time_is_up_and_failures_are_told(to_measure, item, tmp_path, capfd):
     slow, broken = item("slow", 0.0, "import time; time.sleep(60)"), item("broken", 0.0, "raise SystemExit(3)")
     failed = to_measure.work([broken, slow], tmp_path, Path("t"), 0.05, 1)
