@@ -196,7 +196,7 @@ def test_recording_takes_less_than_a_second():
     assert time.perf_counter() - started < 1
 
 
-def test_an_older_recording_may_be_garbage_while_another_is_made():
+def test_an_older_recording_may_be_garbage_while_another_is_made(monkeypatch):
     """Its graph would be destroyed in the middle of the capture, which would end it."""
     collects = gc.get_threshold()
     old, model = build("paper"), build("paper")
@@ -205,15 +205,22 @@ def test_an_older_recording_may_be_garbage_while_another_is_made():
         for _ in range(2):
             states_at(old, batch, at)
         assert recorded(old) == 1
-        circle = [passes._RECORDINGS.pop(old)]
-        circle.append(circle)  # only the collector finds it
+        garbage = [passes._RECORDINGS.pop(old)]
+
+        class Begun(torch.cuda.graph):
+            def __enter__(self):
+                super().__enter__()
+                circle = [garbage.pop()]
+                circle.append(circle)  # only the collector finds it, from now on
+
+        monkeypatch.setattr(torch.cuda, "graph", Begun)
         states_at(model, batch, at)
-        del circle
         gc.set_threshold(1)
         try:
             states_at(model, batch, at)
         finally:
             gc.set_threshold(*collects)
+    assert not garbage
     assert recorded(model) == 1, passes._RECORDINGS[model].failed
 
 
