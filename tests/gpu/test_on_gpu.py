@@ -82,6 +82,7 @@ FORMS = {
     "rewrite": {"update": "rewrite", "schedule": [0, 1, 0, 1], "step_weights": [0.0, 0.3, 0.0, 0.7]},
     "open and rotary": {"update": "rewrite", "gate_start": 0.88, "gate_bias": True, "positions": "rotary"},
     "gateless": {"update": "rewrite", "gate": "none"},
+    "diagonal, narrow": {"update": "rewrite", "gate": "diagonal", "embedding_size": 64, "head_transform": True},
     "gate of the token, GeGLU": {"update": "rewrite", "gate": "token", "ffn": "geglu", "positions": "rotary"},
 }
 

@@ -41,6 +41,18 @@ MODELS = {
     "gateless": lambda: pnn.PNNForMaskedLM(
         pnn.PNNConfig(**SIZE, update="rewrite", gate="none", num_steps=2, initializer_range=0.2)
     ),
+    "diagonal, narrow": lambda: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(
+            **SIZE,
+            update="rewrite",
+            gate="diagonal",
+            embedding_size=16,
+            head_transform=True,
+            tie_word_embeddings=True,
+            num_steps=2,
+            initializer_range=0.2,
+        )
+    ),
     "turned": lambda: pnn.PNNForMaskedLM(
         pnn.PNNConfig(**SIZE, update="rewrite", positions="rotary", schedule=[0, 1], initializer_range=0.2)
     ),

@@ -125,7 +125,10 @@ def test_heads_that_do_not_divide_the_width_raise_with_both_numbers(config_class
         ({"schedule": [-1, 0]}, "without a gap"),
         ({"schedule": [0, 1], "num_steps": 3}, "schedule has 2 entries, but num_steps=3"),
         ({"update": "gate"}, "update='gate' is none of gated, delta, rewrite"),
-        ({"gate": "query"}, "gate='query' is none of query_key, token, none"),
+        ({"gate": "query"}, "gate='query' is none of query_key, diagonal, token, none"),
+        ({"embedding_size": 0, "head_transform": True}, "embedding_size=0 must lie between 1 and hidden_size=16"),
+        ({"embedding_size": 17, "head_transform": True}, "embedding_size=17 must lie between 1 and hidden_size=16"),
+        ({"embedding_size": 8}, "embedding_size=8 needs head_transform"),
     ],
 )
 def test_impossible_configs_raise(wrong, message):

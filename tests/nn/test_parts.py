@@ -17,7 +17,7 @@ from pnn.nn.decoder import SwiGLU
 from pnn.nn.delta_rule import rewrite, rewrite_delta, soft_unit
 from pnn.nn.embeddings import TokenPositionEmbeddings
 from pnn.nn.feed_forward import FeedForward, GatedFeedForward
-from pnn.nn.gating import QueryKeyGate, TokenGate
+from pnn.nn.gating import DiagonalGate, QueryKeyGate, TokenGate
 from pnn.nn.head import VocabularyHead
 from pnn.nn.packing import Layout, Rows, packed_attention, padded_attention
 from pnn.nn.rotary import rotation
@@ -278,6 +278,35 @@ def test_a_gate_of_the_token_is_one_number_for_all_its_dimensions():
     assert gate(h, delta).shape == (2, 4, 1)
 
 
+def test_a_diagonal_gate_is_a_query_key_gate_whose_matrices_are_diagonal():
+    h, delta = random(2, 4, WIDTH), random(2, 4, WIDTH, seed=1)
+    assert torch.allclose(DiagonalGate(WIDTH, start=0.9)(h, delta), torch.full_like(h, 0.9))
+    diagonal, full = shaken(DiagonalGate(WIDTH)), QueryKeyGate(WIDTH, start=0.9).double()
+    with torch.no_grad():
+        full.query.weight.copy_(torch.diag(diagonal.product))
+        full.key.weight.copy_(torch.eye(WIDTH))
+        full.temperature.fill_(1)
+        diagonal.opening.fill_(0.7)
+        full.opening.fill_(0.7)
+    assert torch.allclose(diagonal(h, delta), full(h, delta), atol=1e-12)
+    with torch.no_grad():  # a b for each dimension
+        diagonal.opening.copy_(random(WIDTH, seed=2))
+    logits = diagonal.product * h * delta + random(WIDTH, seed=2)
+    assert torch.allclose(diagonal(h, delta), torch.sigmoid(logits), atol=1e-12)
+
+
+def test_a_narrow_table_of_tokens_is_widened_before_the_first_step_and_narrowed_for_the_head():
+    embeddings = shaken(TokenPositionEmbeddings(9, None, WIDTH, dropout=0.0, eps=1e-5, token_size=4))
+    ids = torch.tensor([[1, 5, 8]])
+    wide = embeddings.token.weight[ids] @ embeddings.widen.weight.T
+    assert torch.allclose(embeddings(embeddings.token(ids), ids), layer_norm(wide, embeddings.norm), atol=1e-12)
+    head = shaken(VocabularyHead(WIDTH, 9, transform=True, eps=1e-5, token_size=4))
+    h = random(5, WIDTH)
+    narrow = layer_norm(gelu(h @ head.transform.weight.T + head.transform.bias), head.norm)
+    assert narrow.shape == (5, 4)
+    assert torch.allclose(head(h), narrow @ head.decoder.weight.T + head.decoder.bias, atol=1e-12)
+
+
 def test_the_gated_feed_forward_net_multiplies_half_of_its_inner_states_with_the_other():
     ffn = shaken(GatedFeedForward(WIDTH, INNER, dropout=0.0))
     h = random(4, WIDTH)
@@ -308,6 +337,8 @@ def refiner_of(kind=None, **settings):
         {"update": "rewrite", "gate_start": 0.9, "gate_bias": True},
         {"update": "rewrite", "gate": "none"},
         {"update": "rewrite", "gate": "token"},
+        {"update": "rewrite", "gate": "diagonal"},
+        {"gate": "diagonal"},
     ],
 )
 def test_a_refiner_is_its_equations(settings):

@@ -135,6 +135,7 @@ def check_published_design(config: PNNConfig) -> None:
         "random_steps": (None,),
         "random_halt": (False,),
         "recall": (False,),
+        "embedding_size": (None,),
         "halt": (None,),
     }
     for key, values in published.items():

@@ -77,6 +77,12 @@ def check_encoder(config: Any) -> None:
     check_heads(config, rotary=config.positions == "rotary")
 
 
+def token_size(config: Any) -> int:
+    """The width of the table of tokens: that of the states, or less where a config says so."""
+    size: int | None = getattr(config, "embedding_size", None)
+    return int(config.hidden_size) if size is None else size
+
+
 def check_heads(config: Any, rotary: bool) -> None:
     width, rest = divmod(config.hidden_size, config.num_attention_heads)
     if rest:
@@ -150,6 +156,7 @@ class EncoderBase(PnnPreTrainedModel):
             config.hidden_size,
             config.dropout,
             config.layer_norm_eps,
+            token_size(config),
         )
 
     def get_input_embeddings(self) -> nn.Module:
@@ -251,7 +258,11 @@ class MaskedLMBase(PnnPreTrainedModel):
         super().__init__(config)
         self.encoder = type(self).encoder_class(config)
         self.head = VocabularyHead(
-            config.hidden_size, config.vocab_size, transform=config.head_transform, eps=config.layer_norm_eps
+            config.hidden_size,
+            config.vocab_size,
+            transform=config.head_transform,
+            eps=config.layer_norm_eps,
+            token_size=token_size(config),
         )
         self.post_init()
 

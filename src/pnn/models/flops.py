@@ -6,7 +6,7 @@
 A shared matrix counts each time it is passed. The head counts only for positions that are predicted, by their share of all
 tokens; a PNN is trained after every step whose weight is above 0, so its head is passed so often in training, and once in
 inference. The last step or layer, too, is only asked for predicted positions: every token passes q, k and v there, the rest
-only those. Attention's
+only those. A narrower table of tokens costs its widening for every token. Attention's
 q kᵀ and weights · v take 2 L d each forward, and twice that backward; L is the mean number of tokens that a token attends
 to: the mean of the sequences' lengths, each weighted by its tokens. Embeddings are looked up and cost nothing here; norms,
 activations and the optimiser are left out, as is usual. Padding is no work: a baseline that computes it gets no credit.
@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from pnn.models.base import token_size
 from pnn.models.ddl import DDLConfig
 from pnn.models.pnn import PNNConfig
 from pnn.nn.transformer import TransformerLayer
@@ -53,8 +54,14 @@ def block_parameters(config: Any) -> int:
 
 
 def head_parameters(config: Any) -> int:
-    width = config.hidden_size
-    return width * config.vocab_size + (width * width if getattr(config, "head_transform", False) else 0)
+    width, narrow = config.hidden_size, token_size(config)
+    return narrow * config.vocab_size + (width * narrow if getattr(config, "head_transform", False) else 0)
+
+
+def widening_parameters(config: Any) -> int:
+    """What a token passes before the first step where the table of tokens is narrower than the state."""
+    width, narrow = config.hidden_size, token_size(config)
+    return 0 if narrow == width else width * narrow
 
 
 def blocks(config: Any) -> int:
@@ -65,11 +72,12 @@ def blocks(config: Any) -> int:
 
 
 def passed_in_blocks(config: Any, steps: int, target_share: float) -> float:
-    """Matrix parameters that a token passes in all steps or layers."""
+    """Matrix parameters that a token passes until its last state."""
     if isinstance(config, DDLConfig):
         return steps * block_parameters(config)
     qkv = 3 * config.hidden_size**2
-    return (steps - 1) * block_parameters(config) + qkv + target_share * (block_parameters(config) - qkv)
+    before = widening_parameters(config) + (steps - 1) * block_parameters(config)
+    return before + qkv + target_share * (block_parameters(config) - qkv)
 
 
 def training_flops(config: Any, attended: float, target_share: float) -> float:
@@ -107,4 +115,5 @@ def halting_flops(config: PNNConfig, taken: NDArray[np.int64], targets: int, lab
     live = 2 * block_parameters(config) + 4 * len(taken) * config.hidden_size
     keys_and_values = 2 * 2 * config.hidden_size**2
     head = 2 * targets * (head_parameters(config) if labels is None else labels * config.hidden_size)
-    return float(live * taken.sum() + keys_and_values * refiners_to_come[taken].sum() + head)
+    widening = 2 * widening_parameters(config) * len(taken)
+    return float(widening + live * taken.sum() + keys_and_values * refiners_to_come[taken].sum() + head)

@@ -24,6 +24,7 @@ from pnn.models.base import (
     EncoderOutput,
     MaskedLMBase,
     check_encoder,
+    token_size,
 )
 from pnn.models.halting import NO_HALT, HaltingEncoder
 from pnn.models.heads import (
@@ -57,7 +58,10 @@ class PNNConfig(PreTrainedConfig):
       before training. No token halts then: none keeps its state.
     * `update`: `"gated"` adds what a refiner proposes, as far as a gate lets it; `"delta"` rewrites the state along one
       direction; `"rewrite"` proposes the whole next state, and a gate decides how far the state moves there.
-    * `gate`: `"query_key"`, one for each dimension; `"token"`, one for each token; `"none"`.
+    * `gate`: `"query_key"`, one for each dimension; `"diagonal"`, the same without matrices; `"token"`, one for each token;
+      `"none"`.
+    * `embedding_size`: the width of the table of tokens, less than `hidden_size`: a matrix widens what is looked up, and the
+      head's transform narrows what is read. The parameters that this saves can go into refiners.
     * `halt`: when tokens stop being refined, `{"criterion": "change", "threshold": 0.05}` (`nn/halting`). `None`: never.
     * `random_halt`: in training, tokens that are not predicted stop after a step that is drawn, so that fewer steps for them
       cost less later. A learned unit that trains with the model draws instead.
@@ -68,6 +72,7 @@ class PNNConfig(PreTrainedConfig):
 
     vocab_size: int = 30522
     hidden_size: int = 768
+    embedding_size: int | None = None  # None: hidden_size; less: a narrower table of tokens (needs head_transform)
     num_attention_heads: int = 12
     intermediate_size: int = 2048
     max_position_embeddings: int = 128
@@ -80,7 +85,7 @@ class PNNConfig(PreTrainedConfig):
     random_halt: bool = False  # in training the context stops early, at random
     step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
     update: str = "gated"  # "delta", "rewrite": see nn/updates
-    gate: str = "query_key"  # one for each dimension; "token": one for each token; "none"
+    gate: str = "query_key"  # one for each dimension; "diagonal": without matrices; "token": one for each token; "none"
     gate_start: float = 0.5  # how far gates are open before training
     delta_norm: bool = False
     gate_bias: bool = False
@@ -133,6 +138,10 @@ class PNNConfig(PreTrainedConfig):
             raise ValueError(f"gate={self.gate!r} is none of {', '.join(GATES)}")
         if not 0 < self.gate_start < 1:
             raise ValueError(f"gate_start={self.gate_start} must lie between 0 and 1")
+        if self.embedding_size is not None and not 0 < self.embedding_size <= self.hidden_size:
+            raise ValueError(f"embedding_size={self.embedding_size} must lie between 1 and hidden_size={self.hidden_size}")
+        if token_size(self) != self.hidden_size and not self.head_transform:
+            raise ValueError(f"embedding_size={self.embedding_size} needs head_transform, which narrows states for the head")
         if not isinstance(self.recall, bool) and self.recall != "learned":
             raise ValueError(f'recall={self.recall!r} is none of true, false, "learned"')
         if self.recall and (self.halt is not None or self.random_halt):

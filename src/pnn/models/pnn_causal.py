@@ -14,7 +14,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.utils import can_return_tuple
 
-from pnn.models.base import ROTARY_BASE, EncoderBase, PnnPreTrainedModel
+from pnn.models.base import ROTARY_BASE, EncoderBase, PnnPreTrainedModel, token_size
 from pnn.models.decoder_cache import DecoderCache
 from pnn.models.decoders import (
     KEYS_TO_IGNORE,
@@ -135,7 +135,11 @@ class PNNForCausalLM(PNNCausalPreTrainedModel, CausalLMBase):
         super().__init__(config)
         self.model = PNNCausalModel(config)
         self.head = VocabularyHead(
-            config.hidden_size, config.vocab_size, transform=config.head_transform, eps=config.layer_norm_eps
+            config.hidden_size,
+            config.vocab_size,
+            transform=config.head_transform,
+            eps=config.layer_norm_eps,
+            token_size=token_size(config),
         )
         self.post_init()
 

@@ -1,11 +1,13 @@
 """Gates between a state h and a proposed change δ.
 
     query-key, equations (6)–(8)    g = σ(W_q h ⊙ W_k δ / τ [+ b])      one for each dimension
+    diagonal                        g = σ(w ⊙ h ⊙ δ + b)                the same, W_q and W_k diagonal, τ in w; b a vector
     token                           g = σ(u·h + w·δ + b)                one for each token
 
 W_q h is what is needed, W_k δ what is offered. τ is one learned number, started at √d. The paper's W_q and W_k have no biases,
 the published code's have. A gate starts half open, or where `start` says: then there is a b, one learned number, with
-σ(b) = start.
+σ(b) = start. The diagonal gate starts there for all tokens alike, with w = 0: it costs two vectors where the paper's costs two
+matrices, and can keep one dimension for long and rewrite another at every step.
 """
 
 from __future__ import annotations
@@ -37,6 +39,17 @@ class QueryKeyGate(nn.Module):
         return torch.sigmoid(logits if self.opening is None else logits + self.opening)
 
 
+class DiagonalGate(nn.Module):
+    def __init__(self, hidden_size: int, bias: bool = False, start: float = 0.5):
+        super().__init__()
+        self.product = nn.Parameter(torch.zeros(hidden_size))
+        self.opening = nn.Parameter(torch.full((hidden_size,), logit(start)))
+        self.starts = {"product": 0.0, "opening": logit(start)}
+
+    def forward(self, h: Tensor, delta: Tensor) -> Tensor:
+        return torch.sigmoid(self.product * h * delta + self.opening).to(delta.dtype)
+
+
 class TokenGate(nn.Module):
     def __init__(self, hidden_size: int, bias: bool = False, start: float = 0.5):
         super().__init__()
@@ -49,7 +62,12 @@ class TokenGate(nn.Module):
         return torch.sigmoid(self.query(h) + self.key(delta) + self.opening)
 
 
-GATES: dict[str, type[nn.Module] | None] = {"query_key": QueryKeyGate, "token": TokenGate, "none": None}
+GATES: dict[str, type[nn.Module] | None] = {
+    "query_key": QueryKeyGate,
+    "diagonal": DiagonalGate,
+    "token": TokenGate,
+    "none": None,
+}
 
 
 def make_gate(config: Any) -> nn.Module | None:

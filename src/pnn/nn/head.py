@@ -1,4 +1,5 @@
-"""logits = W h + b, at the rows that are asked for; optionally behind BERT's transform LayerNorm(GELU(W_t h + b_t))."""
+"""logits = W h + b, at the rows that are asked for; optionally behind BERT's transform LayerNorm(GELU(W_t h + b_t)),
+which also narrows h to the width of the vocabulary's table where that is another (`token_size`)."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from torch import Tensor, nn
 
 
 class VocabularyHead(nn.Module):
-    def __init__(self, hidden_size: int, vocab_size: int, *, transform: bool, eps: float):
+    def __init__(self, hidden_size: int, vocab_size: int, *, transform: bool, eps: float, token_size: int | None = None):
         super().__init__()
-        self.transform = nn.Linear(hidden_size, hidden_size) if transform else None
-        self.norm = nn.LayerNorm(hidden_size, eps=eps) if transform else None
-        self.decoder = nn.Linear(hidden_size, vocab_size)
+        token_size = hidden_size if token_size is None else token_size
+        self.transform = nn.Linear(hidden_size, token_size) if transform else None
+        self.norm = nn.LayerNorm(token_size, eps=eps) if transform else None
+        self.decoder = nn.Linear(token_size, vocab_size)
 
     def features(self, h: Tensor) -> Tensor:
         """What the vocabulary matrix is applied to."""
