@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
 
-from pnn.kernels import attention, cross_entropy, divergence, gate, llama, norm, pointwise, random, refinement
+from pnn.kernels import attention, cross_entropy, diagonal_gate, divergence, gate, llama, norm, pointwise, random, refinement
 from pnn.nn.rotary import rotation
 
 ON_GPU = torch.cuda.is_available()
@@ -171,6 +171,20 @@ def test_gated_update(dtype, shape):
 
 
 @every_type
+@pytest.mark.parametrize("shape", [(1, 37, 24), (5, 768)])
+def test_diagonal_gated_update(dtype, shape):
+    """37 rows are more than one program of the backward pass adds up."""
+    torch.manual_seed(0)
+    assert shape[0] == 5 or shape[1] > diagonal_gate.ROWS
+    inputs = [leaf(*shape, dtype=dtype), leaf(*shape, dtype=dtype), *(leaf(shape[-1], dtype=torch.float32) for _ in range(2))]
+
+    def plain(h, delta, product, opening):
+        return h + torch.sigmoid(product * h * delta + opening) * delta
+
+    both(diagonal_gate.gated_update, plain, inputs, dtype)
+
+
+@every_type
 @pytest.mark.parametrize("chunk", [16, 32, 1000])
 @pytest.mark.parametrize("vocabulary", [301, 128])
 def test_linear_cross_entropy(dtype, chunk, vocabulary, monkeypatch):
@@ -217,9 +231,18 @@ def test_the_mask_keeps_the_right_share_in_every_row_and_column_and_differs_betw
 
 
 SOME = [3, 0, 7, 11, 3]
+RULES = [
+    "equations",
+    "published",
+    "rewrite",
+    "rewrite, turned",
+    "equations, diagonal",
+    "rewrite, diagonal",
+    "rewrite, gateless",
+]
 STEPS = [  # without a GPU any two of rule, dropout and tokens meet, not any three
     (rule, p, at)
-    for number, rule in enumerate(["equations", "published", "rewrite", "rewrite, turned"])
+    for number, rule in enumerate(RULES)
     for p, at in product([0.0, 0.3], [None, SOME])
     if ON_GPU or (p > 0) ^ (at is None) == number % 2
 ]
@@ -232,7 +255,7 @@ def test_a_whole_refinement_step(dtype, rule, p, at):
     token, and for a few (one of them asked for twice)."""
     at = None if at is None else torch.tensor(at, device=DEVICE)
     torch.manual_seed(0)
-    normed, published, rewrites = rule != "equations", rule == "published", rule.startswith("rewrite")
+    normed, published, rewrites = not rule.startswith("equations"), rule == "published", rule.startswith("rewrite")
     heads, width, inner = (4, 64, 96) if ON_GPU else (2, 32, 40)
     lengths, longest = [2, 9, 1, 0], 16
     tokens = sum(lengths)
@@ -242,14 +265,20 @@ def test_a_whole_refinement_step(dtype, rule, p, at):
     def matrix(*shape):
         return (0.3 * torch.randn(*shape, device=DEVICE)).to(dtype).float().requires_grad_()  # exact in 16 bit
 
+    if "diagonal" in rule:
+        gate_weights = {"product": matrix(width), "opening": matrix(width)}
+    elif "gateless" in rule:
+        gate_weights = {}
+    else:
+        gate_weights = {"query": matrix(width, width), "query_bias": matrix(width) if published else None}
+        gate_weights |= {"key": matrix(width, width), "key_bias": matrix(width) if published else None}
+        gate_weights |= {"temperature": torch.tensor([3.0], device=DEVICE, requires_grad=True)}
+        gate_weights |= {"opening": torch.tensor([1.5], device=DEVICE, requires_grad=True) if rewrites else None}
     given = refinement.Weights(
         *(matrix(3 * width, width), matrix(3 * width), matrix(width, width), matrix(width), matrix(width), matrix(width)),
         *(matrix(inner, width), matrix(inner), matrix(width, inner), matrix(width)),
         *((matrix(width), matrix(width)) if normed else (None, None)),
-        *(matrix(width, width), matrix(width) if published else None, matrix(width, width)),
-        key_bias=matrix(width) if published else None,
-        temperature=torch.tensor([3.0], device=DEVICE, requires_grad=True),
-        opening=torch.tensor([1.5], device=DEVICE, requires_grad=True) if rewrites else None,
+        **gate_weights,
     )
     settings = refinement.Settings(heads, longest, p, p, 1e-5, rewrites)
     h = leaf(1, tokens, width, dtype=dtype)
@@ -284,13 +313,17 @@ def test_a_whole_refinement_step(dtype, rule, p, at):
             delta = F.layer_norm(delta + a if rewrites else delta, (width,), w.delta, w.delta_bias, 1e-5)
         if rewrites:
             delta = delta - x
+        if "gateless" in rule:
+            return (x + delta)[None]
+        if "diagonal" in rule:
+            return (x + torch.sigmoid(w.product * x * delta + w.opening) * delta)[None]
         logits = F.linear(x, w.query, w.query_bias) * F.linear(delta, w.key, w.key_bias) / w.temperature
         return (x + torch.sigmoid(logits if w.opening is None else logits + w.opening) * delta)[None]
 
     doubles = refinement.Weights(*(None if t is None else t.detach().double().requires_grad_() for t in given))
     # τ and b for every number, so that their gradients' terms are seen: the sum may be small by chance, its error is not
     rows = tokens if at is None else len(at)
-    scalars = {name: t for name in ("temperature", "opening") if (t := getattr(doubles, name)) is not None}
+    scalars = {name: t for name in ("temperature", "opening") if (t := getattr(doubles, name)) is not None and len(t) == 1}
     doubles = doubles._replace(**{name: t.detach().expand(rows, width).clone().requires_grad_() for name, t in scalars.items()})
     double_h = h.detach().double().requires_grad_()
     expected = plain(double_h, doubles)

@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or
 import pnn
 import pnn.nn.fast
 import pnn.objectives
+from pnn.kernels import refinement
 from pnn.models.registry import kind_of
 from pnn.nn.head import VocabularyHead
 
@@ -106,7 +107,10 @@ def loss_and_gradients(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "in_one_piece"), [*((name, True) for name in MODELS), ("published", False), ("open", False)])
+@pytest.mark.parametrize(
+    ("name", "in_one_piece"),
+    [*((name, True) for name in MODELS), *((name, False) for name in ("published", "open", "diagonal, narrow"))],
+)
 def test_a_model_with_kernels_is_the_plain_model(name, in_one_piece, request, monkeypatch):
     if not in_one_piece:
         monkeypatch.setattr(pnn.nn.fast, "written_out", lambda *_: False)
@@ -117,7 +121,11 @@ def test_a_model_with_kernels_is_the_plain_model(name, in_one_piece, request, mo
     loss, steps, gradients = loss_and_gradients(model)
     plain = {k: v.clone() for k, v in gradients.items()}
     request.getfixturevalue("kernels_forced")
+    written, step = [], refinement.step
+    monkeypatch.setattr(refinement, "step", lambda *given: written.append(1) or step(*given))
     fast_loss, fast_steps, fast = loss_and_gradients(model)
+    in_pieces = not in_one_piece or name in ("delta", "rotary", "causal", "causal, added")
+    assert len(written) == (0 if in_pieces else model.base_model.config.to_dict().get("num_steps", 2))
     assert fast_loss == pytest.approx(loss, abs=1e-5)
     assert torch.allclose(fast_steps, steps, atol=1e-5)
     for key, wanted in plain.items():

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn.embeddings import TokenPositionEmbeddings
-from pnn.nn.fast import for_kernels, read_out
+from pnn.nn.fast import can_write_out, for_kernels, read_out
 from pnn.nn.feed_forward import FEED_FORWARDS
 from pnn.nn.halting import Halt, Read, Rule
 from pnn.nn.head import VocabularyHead
@@ -185,7 +185,10 @@ class EncoderBase(PnnPreTrainedModel):
 
     def compile_blocks(self, with_kernels: bool = False) -> None:
         """Compile in place what runs again and again. Blocks of one shape share one compiled graph, so this takes as long for
-        one step or layer as for twelve. `with_kernels`: it will train in 16 bit on a GPU that our kernels know."""
+        one step or layer as for twelve. `with_kernels`: it will train in 16 bit on a GPU that our kernels know. Where these
+        write out whole blocks there is nothing left to compile."""
+        if with_kernels and all(can_write_out(block) for block in self.blocks):
+            return
         self.embeddings.compile()
         for block in self.blocks:
             block.compile()

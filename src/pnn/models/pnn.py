@@ -33,7 +33,6 @@ from pnn.models.heads import (
     SequenceClassificationBase,
     TokenClassificationBase,
 )
-from pnn.nn import fast
 from pnn.nn.gating import GATES
 from pnn.nn.halting import Halt, Rule
 from pnn.nn.packing import Layout
@@ -192,10 +191,6 @@ class PNNModel(HaltingEncoder):
     @property
     def blocks(self) -> nn.ModuleList:
         return self.refiners
-
-    def compile_blocks(self, with_kernels: bool = False) -> None:
-        if not (with_kernels and all(fast.can_write_out(refiner) for refiner in self.refiners)):
-            super().compile_blocks(with_kernels)
 
     def begin(self, h: Tensor, origin: Tensor, number: int) -> Tensor:
         """Where a step of this refiner begins: at the state, or with `recall` part of the way back."""

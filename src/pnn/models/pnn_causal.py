@@ -14,7 +14,7 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers.utils import can_return_tuple
 
-from pnn.models.base import ROTARY_BASE, EncoderBase, PnnPreTrainedModel, token_size
+from pnn.models.base import ROTARY_BASE, PnnPreTrainedModel, token_size
 from pnn.models.decoder_cache import DecoderCache
 from pnn.models.decoders import (
     KEYS_TO_IGNORE,
@@ -74,7 +74,7 @@ class PNNCausalModel(PNNCausalPreTrainedModel, PNNModel, DecoderBase):
 
     def compile_blocks(self, with_kernels: bool = False) -> None:
         """All of them: no kernel takes a whole causal step."""
-        EncoderBase.compile_blocks(self, with_kernels)
+        super().compile_blocks(with_kernels=False)
 
     @can_return_tuple
     def forward(

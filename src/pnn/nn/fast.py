@@ -25,7 +25,7 @@ from pnn import kernels
 from pnn.kernels import short_rows
 from pnn.nn.causal import causal_attention
 from pnn.nn.feed_forward import FeedForward
-from pnn.nn.gating import QueryKeyGate
+from pnn.nn.gating import DiagonalGate, QueryKeyGate
 from pnn.nn.head import VocabularyHead
 from pnn.nn.packing import Layout, only_at, packed_attention, padded_attention, round_up, rows_of
 from pnn.nn.rotary import rotate
@@ -73,26 +73,27 @@ def plain_attention(module: Any) -> bool:
     return getattr(module, "is_plain", False) and untouched(module)
 
 
-def written_out(refiner: Any, h: Tensor, layout: Layout) -> bool:
-    """Whether a step is computed by kernels/refinement: in training, in 16 bit on a GPU, nothing hooked or replaced."""
+def written_out(block: Any, h: Tensor, layout: Layout) -> bool:
+    """Whether a step or layer is computed by kernels/refinement: in training, in 16 bit on a GPU, with nothing hooked or
+    replaced."""
     if layout.cu_seqlens is None or layout.watched is not None or not torch.is_grad_enabled():
         return False
     if layout.context is not None:  # half of the step is done
         return False
-    if not (for_kernels(h) and h.dtype == computed_in(h) and can_write_out(refiner)):
+    if not (for_kernels(h) and h.dtype == computed_in(h) and can_write_out(block)):
         return False
     from pnn.kernels import refinement
 
-    return refinement.takes(h.shape[-1], refiner.attention.num_heads, layout.max_seqlen)
+    return refinement.takes(h.shape[-1], block.attention.num_heads, layout.max_seqlen)
 
 
-def can_write_out(refiner: Any) -> bool:
-    """Whether the refiner is made of what kernels/refinement knows. Then there is nothing left to compile."""
-    attention = refiner.attention
-    if refiner.own_form is None or type(refiner.gate) is not QueryKeyGate or not plain_attention(attention):
+def can_write_out(block: Any) -> bool:
+    """Whether a refiner or a layer is made of what kernels/refinement knows. Then there is nothing left to compile."""
+    attention = block.attention
+    if getattr(block, "own_form", block) is None or not plain_attention(attention):  # a rule of somebody's own
         return False
-    parts = (type(refiner), type(attention), FeedForward, QueryKeyGate, nn.Linear, nn.LayerNorm, nn.Dropout)
-    if not all(type(module) in parts and untouched(module) for module in refiner.modules()):
+    parts = (type(block), type(attention), FeedForward, QueryKeyGate, DiagonalGate, nn.Linear, nn.LayerNorm, nn.Dropout)
+    if not all(type(module) in parts and untouched(module) for module in block.modules()):
         return False
     # where heads were taken away or added there are other shapes
     return attention.num_heads * attention.head_width == attention.qkv.in_features
@@ -102,7 +103,9 @@ def can_write_out(refiner: Any) -> bool:
 
 
 def layer(block: Any, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:
-    """A `TransformerLayer`."""
+    """A `TransformerLayer`: a rewriting step without a gate."""
+    if written_out(block, h, layout):
+        return refinement_step(block, block.ffn_norm, None, h, layout, at, rewrites=True)
     a = attended(block, h, layout, at)
     return add_norm(*fed(block.ffn, a), block.dropout, a, block.ffn_norm)
 
@@ -117,7 +120,7 @@ def embed(embeddings: Any, tokens: Tensor, places: Tensor | None) -> Tensor:
 def gated_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:
     """h⁺ = h + g ⊙ δ, δ = FFN(a)."""
     if written_out(refiner, h, layout):
-        return refinement_step(refiner, h, layout, at, rewrites=False)
+        return refinement_step(refiner, refiner.delta_norm, refiner.gate, h, layout, at, rewrites=False)
     a = attended(refiner, h, layout, at)
     if refiner.delta_norm is not None:
         delta = add_norm(*fed(refiner.ffn, a), refiner.dropout, None, refiner.delta_norm)
@@ -133,7 +136,7 @@ def gated_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None) -> Te
 def rewriting_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None) -> Tensor:
     """h⁺ = h + g ⊙ (c − h), c = LayerNorm(a + FFN(a)). Without a gate h⁺ = c."""
     if written_out(refiner, h, layout):
-        return refinement_step(refiner, h, layout, at, rewrites=True)
+        return refinement_step(refiner, refiner.delta_norm, refiner.gate, h, layout, at, rewrites=True)
     a = attended(refiner, h, layout, at)
     assert refiner.delta_norm is not None
     proposal = add_norm(*fed(refiner.ffn, a), refiner.dropout, a, refiner.delta_norm)
@@ -143,42 +146,47 @@ def rewriting_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None) -
     return gated_update(refiner.gate, here, proposal - here)
 
 
-def refinement_step(refiner: Any, h: Tensor, layout: Layout, at: Tensor | None, rewrites: bool) -> Tensor:
+def refinement_step(
+    block: Any, norm: nn.LayerNorm | None, gate: nn.Module | None, h: Tensor, layout: Layout, at: Tensor | None, rewrites: bool
+) -> Tensor:
     """Forward and backward pass of a whole step, written out."""
     from pnn.kernels import refinement
 
-    attention, ffn, gate, norm = refiner.attention, refiner.ffn, refiner.gate, refiner.delta_norm
-    assert isinstance(gate, QueryKeyGate)
+    attention, ffn = block.attention, block.ffn
     assert layout.cu_seqlens is not None
     weights = refinement.Weights(
         qkv=attention.qkv.weight,
         qkv_bias=attention.qkv.bias,
         out=attention.out.weight,
         out_bias=attention.out.bias,
-        norm=refiner.attention_norm.weight,
-        norm_bias=refiner.attention_norm.bias,
+        norm=block.attention_norm.weight,
+        norm_bias=block.attention_norm.bias,
         up=ffn.up.weight,
         up_bias=ffn.up.bias,
         down=ffn.down.weight,
         down_bias=ffn.down.bias,
         delta=None if norm is None else norm.weight,
         delta_bias=None if norm is None else norm.bias,
-        query=gate.query.weight,
-        query_bias=gate.query.bias,
-        key=gate.key.weight,
-        key_bias=gate.key.bias,
-        temperature=gate.temperature,
-        opening=gate.opening,
+        **gate_weights(gate),
     )
     settings = refinement.Settings(
         attention.num_heads,
         layout.max_seqlen,
-        probability(refiner.dropout),
-        attention.attention_dropout if refiner.training else 0.0,
-        refiner.attention_norm.eps,
+        probability(block.dropout),
+        attention.attention_dropout if block.training else 0.0,
+        block.attention_norm.eps,
         rewrites,
     )
     return refinement.step(h, at, layout.cu_seqlens, weights, settings, layout.rotation)
+
+
+def gate_weights(gate: nn.Module | None) -> dict[str, Tensor | None]:
+    if isinstance(gate, DiagonalGate):
+        return {"product": gate.product, "opening": gate.opening}
+    if isinstance(gate, QueryKeyGate):
+        linear = {"query": gate.query.weight, "query_bias": gate.query.bias, "key": gate.key.weight, "key_bias": gate.key.bias}
+        return linear | {"temperature": gate.temperature, "opening": gate.opening}
+    return {}
 
 
 # Their pieces ---------------------------------------------------------------------------------------------------------
@@ -227,6 +235,12 @@ def add_norm(x: Tensor, bias: Tensor | None, dropout: nn.Dropout | None, residua
 def gated_update(gate: nn.Module | None, h: Tensor, delta: Tensor) -> Tensor:
     """h + g ⊙ δ, for callers that do not need the gate itself."""
     assert gate is not None
+    if plain(gate, DiagonalGate) and for_kernels(h):
+        assert isinstance(gate, DiagonalGate)
+        from pnn.kernels import diagonal_gate
+
+        if diagonal_gate.takes(h):
+            return diagonal_gate.gated_update(h, delta, gate.product, gate.opening)
     if plain(gate, QueryKeyGate):
         assert isinstance(gate, QueryKeyGate)
         if for_kernels(h):
