@@ -11,8 +11,9 @@ For a GPU that is lent for half an hour. An item starts only if it will end in t
     text/part-04.txt.xz      Wikipedia as text; SmolLM2-135M/: a model
 
 After each item RUNS/home.tar.gz holds all files but weights. An item is done if what it leaves is in RUNS or was collected.
-Minutes of a training are tokens over the measured speed; the others are estimates. Not listed, because they are sweeps of more
-than half an hour: causal_pnn, plastic_training, and three seeds of the best hybrids.
+Some items follow from others: what is chosen on the held-out tail is trained longer, in the same call. Minutes of a training
+are tokens over the measured speed; the others are estimates. Not listed, because they are sweeps of more than half an hour:
+causal_pnn, plastic_training, and three seeds of the best hybrids.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,9 @@ EPOCH = 78.7e6  # tokens
 AROUND = 0.5  # minutes of a training beside its updates, if another computes while it starts and evaluates
 RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("5e-4",), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
 SEEDS = {"pnn_rewrite": 5, "bert12": 3, "bert4": 5, "pnn_gateless": 3, "pnn_paper": 1}
-TIMED_LIKE = {"pnn_rounds3": "bert12"}  # about as many FLOPs
+CANDIDATES = ("pnn_seven", "pnn_thrice", "pnn_eight")  # for the second form of better_than_bert
+SEEDS_OF_SECOND = (5, 3)  # with its gates, and without
+WORK = {"pnn_seven": 0.79, "pnn_thrice": 0.99, "pnn_eight": 0.88}  # FLOPs of BERT-12's, where no speed is measured
 GRACE = 20.0  # seconds that a process has to end when the time is up
 LARGEST = 4 << 20  # bytes of a file that goes home
 
@@ -52,6 +55,7 @@ class Item:
     kept: str  # a file in results/, once that is collected
     needs: tuple[str, ...]  # in DATA
     after: str = "."  # what must be in RUNS: weights that another item made
+    model: str = ""  # that it trains
 
     def done(self, runs: Path | None) -> bool:
         return (HERE / self.kept).exists() or (runs is not None and (runs / self.leaves).exists())
@@ -60,13 +64,25 @@ class Item:
         return (runs / self.after).exists() and all((data / name).exists() for name in self.needs)
 
 
-def items() -> Iterator[Item]:
+def items(runs: Path | None) -> Iterator[Item]:
+    """All of them, as far as they are known by now."""
+    for model, rate in [*((model, "2e-3") for model in (*CANDIDATES, "pnn_seven_gateless")), ("pnn_seven", "1e-3")]:
+        yield one_epoch(model, rate)
+    best = best_of([one_epoch(model, "2e-3") for model in CANDIDATES], runs, wanted=2)
+    longer = [training("(a)", model, f"a/{model}", 0, 3) for model in best]
+    yield from longer
+    second = best_of(longer, runs, wanted=1) if longer else []
     # in turns: what is half done compares already. First the models that the question is about, whose rates are known
-    turns = [(seed, model) for seed in range(max(SEEDS.values())) for model, seeds in SEEDS.items() if seed < seeds]
-    first = [(seed, model) for seed, model in turns if seed < 3 and model not in ("pnn_gateless", "pnn_paper")]
-    yield training("(a)", "pnn_rounds3", "a/pnn_rounds3", 0, 3)
+    wanted = dict(SEEDS)
+    for form in second:
+        wanted = dict(zip((form, f"{form}_gateless"), SEEDS_OF_SECOND, strict=True)) | wanted
+    turns = [(seed, model) for seed in range(max(wanted.values())) for model, seeds in wanted.items() if seed < seeds]
+    late = ("pnn_gateless", "pnn_paper", *(("pnn_rewrite",) if second else ()))
+    first = [(seed, model) for seed, model in turns if seed < 3 and model not in late]
     for seed, model in first:
         yield training("(a)", model, f"a/{model}", seed, 3)
+    for form in second:
+        yield training("(b)", form, f"b/{form}", 0, 10)
     for model, rates in RATES.items():
         part = f"rates_{model}" + ("_rotary" if model == "bert12" else "")
         for rate in rates:
@@ -123,11 +139,28 @@ def shrink() -> Iterator[Item]:
             after = "shrink/measured/adapted.json"  # which the first that is left makes
 
 
+def one_epoch(model: str, rate: str) -> Item:
+    arm = f"rates_{model}/learning_rate={rate}"
+    return training("rates", model, arm, 0, 1, {"learning_rate": rate})
+
+
+def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[str]:
+    """The models that are right most often on the held-out tail. None before all are known."""
+    tails = {}
+    for item in candidates:
+        files = [HERE / item.kept, *([] if runs is None else [runs / item.leaves])]
+        found = [read_json(file)["accuracy"] for file in files if file.exists()]
+        if not found:
+            return []
+        tails[item.model] = found[0]
+    return sorted(tails, key=lambda model: -tails[model])[:wanted]
+
+
 def training(stage: str, model: str, arm: str, seed: int, epochs: int, more: dict[str, str] | None = None) -> Item:
     """One run of the comparison with BERT."""
     rows = read_json(BERT / "measured" / "speeds.json")["rows"]
-    timed = TIMED_LIKE.get(model, model)
-    speed = next(row for row in rows if (row["what"], row["config"]) == ("train", timed))["tokens_per_second"]["median"]
+    speeds = {row["config"]: row["tokens_per_second"]["median"] for row in rows if row["what"] == "train"}
+    speed = speeds.get(model) or speeds["bert12"] / WORK[model.removesuffix("_gateless")]
     settings: dict[str, object] = {
         f"training.{key}": value for key, value in {"epochs": epochs, "seed": seed, **(more or {})}.items()
     }
@@ -139,6 +172,7 @@ def training(stage: str, model: str, arm: str, seed: int, epochs: int, more: dic
         f"better_than_bert/{folder}/evaluation.json",
         f"better_than_bert/measured/{folder}/evaluation.json",
         ("tokens", "wikitext"),
+        model=model,
     )
 
 
@@ -159,14 +193,14 @@ def take_home(runs: Path) -> None:
     (runs / "home.tar.gz.new").replace(runs / "home.tar.gz")
 
 
-def work(left: list[Item], runs: Path, data: Path, minutes: float, at_a_time: int) -> list[Item]:
-    """Do what fits. Several at a time share the device: together they take as long as one after the other, but it computes
-    while one of them starts. Returns what failed."""
+def work(known: Callable[[], list[Item]], runs: Path, data: Path, minutes: float, at_a_time: int) -> list[Item]:
+    """Do what fits of what is left by now. Several at a time share the device: together they take as long as one after the
+    other, but it computes while one of them starts. Returns what failed."""
     end = time.monotonic() + 60 * minutes
     busy_until = time.monotonic()  # the device, with all that was started
     running: dict[subprocess.Popen[bytes], Item] = {}
     failed: list[Item] = []
-    waiting = list(left)
+    waiting, begun = list(known()), set()
     try:
         while running or waiting:
             for process in [one for one in running if one.poll() is not None]:
@@ -175,6 +209,7 @@ def work(left: list[Item], runs: Path, data: Path, minutes: float, at_a_time: in
                     failed.append(item)
                 print(f"{'failed' if process.returncode else 'done'}: {item.name}", flush=True)
                 take_home(runs)
+                waiting = [one for one in known() if one.name not in begun]
             busy_until = max(busy_until, time.monotonic()) if running else time.monotonic()
             fitting = [item for item in waiting if busy_until + 60 * item.minutes <= end and item.can_start(runs, data)]
             if not running and not fitting:
@@ -182,6 +217,7 @@ def work(left: list[Item], runs: Path, data: Path, minutes: float, at_a_time: in
             if fitting and len(running) < at_a_time:
                 item = fitting[0]
                 waiting.remove(item)
+                begun.add(item.name)
                 busy_until += 60 * item.minutes
                 print(f"started: {item.name}, about {item.minutes:.1f} minutes", flush=True)
                 with open(runs / "log.txt", "ab") as log:
@@ -220,11 +256,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the names")
     parser.add_argument("--at-a-time", type=int, default=2)
     asked = parser.parse_args()
-    left = [item for item in items() if asked.only in item.name and not item.done(asked.runs)]
+
+    def left() -> list[Item]:
+        found = {item.name: item for item in items(asked.runs)}  # one that is asked for twice is done once
+        return [item for item in found.values() if asked.only in item.name and not item.done(asked.runs)]
+
     if asked.data is None:
-        for item in left:
+        for item in left():
             print(f"{item.minutes:5.1f}  {item.name}")
-        print(f"{sum(item.minutes for item in left):5.1f}  minutes in all")
+        print(f"{sum(item.minutes for item in left()):5.1f}  minutes in all, and what follows from them")
         return
     asked.runs.mkdir(parents=True, exist_ok=True)
     failed = work(left, asked.runs.resolve(), asked.data.resolve(), asked.minutes, asked.at_a_time)

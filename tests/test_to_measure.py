@@ -1,6 +1,7 @@
 """results/to_measure.py does what fits into the time, in order, and takes home everything but weights."""
 
 import importlib
+import json
 import shlex
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def item(to_measure):
 
 def test_what_does_not_fit_is_not_started(to_measure, item, tmp_path, capfd):
     waiting = [item("first", 0.2), item("long", 60), item("last", 0.2)]
-    failed = to_measure.work(waiting, tmp_path, Path("shards"), 1.0, 1)
+    failed = to_measure.work(lambda: waiting, tmp_path, Path("shards"), 1.0, 1)
     assert failed == []
     assert [one.done(tmp_path) for one in waiting] == [True, False, True]
     assert (tmp_path / "first").read_text() == "shards"
@@ -41,7 +42,7 @@ def test_what_does_not_fit_is_not_started(to_measure, item, tmp_path, capfd):
 
 def test_promises_add_up(to_measure, item, tmp_path, capfd):
     """Two at a time share the device: a second item of 0.6 minutes does not fit into one minute beside the first."""
-    to_measure.work([item("a", 0.6, "import time; time.sleep(2)"), item("b", 0.6)], tmp_path, Path("t"), 1.0, 2)
+    to_measure.work(lambda: [item("a", 0.6, "import time; time.sleep(2)"), item("b", 0.6)], tmp_path, Path("t"), 1.0, 2)
     said = capfd.readouterr().out
     assert said.index("done: a") < said.index("started: b")
 
@@ -49,7 +50,7 @@ def test_promises_add_up(to_measure, item, tmp_path, capfd):
 def test_an_item_waits_for_its_data_and_for_what_it_follows(to_measure, item, tmp_path, capfd):
     (tmp_path / "data" / "text").mkdir(parents=True)
     waiting = [item("needy", 0, needs=("glue",)), item("later", 0, after="early"), item("early", 0, needs=("text",))]
-    to_measure.work(waiting, tmp_path, tmp_path / "data", 1.0, 1)
+    to_measure.work(lambda: waiting, tmp_path, tmp_path / "data", 1.0, 1)
     said = capfd.readouterr().out
     assert said.index("done: early") < said.index("done: later")
     assert "needy" not in said
@@ -57,7 +58,7 @@ def test_an_item_waits_for_its_data_and_for_what_it_follows(to_measure, item, tm
 
 def test_time_is_up_and_failures_are_told(to_measure, item, tmp_path, capfd):
     slow, broken = item("slow", 0.0, "import time; time.sleep(60)"), item("broken", 0.0, "raise SystemExit(3)")
-    failed = to_measure.work([broken, slow], tmp_path, Path("t"), 0.05, 1)
+    failed = to_measure.work(lambda: [broken, slow], tmp_path, Path("t"), 0.05, 1)
     assert [one.name for one in failed] == ["broken"]
     said = capfd.readouterr().out
     assert "failed: broken" in said
@@ -78,8 +79,9 @@ def test_everything_but_weights_goes_home(to_measure, tmp_path, monkeypatch):
 def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
     monkeypatch.syspath_prepend(RESULTS / "better_than_bert")
     comparison = importlib.import_module("comparison")
-    assert to_measure.SEEDS == comparison.SEEDS
-    wanted = [one for one in to_measure.items() if one.name.startswith(("rates", "(a)", "(b)"))]
+    for name in ("SEEDS", "SEEDS_OF_SECOND", "CANDIDATES"):
+        assert getattr(to_measure, name) == getattr(comparison, name)
+    wanted = [one for one in to_measure.items(None) if one.name.startswith(("rates", "(a)", "(b)"))]
     for one in wanted:
         run = comparison.Run(Path("RUNS") / Path(one.leaves).parent)
         assert run.model in one.name
@@ -90,6 +92,42 @@ def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["to_measure.py"])
     to_measure.main()
     assert "minutes in all" in capsys.readouterr().out
+
+
+def leave(runs, item, accuracy):
+    """What `pnn train` would."""
+    (runs / item.leaves).parent.mkdir(parents=True)
+    (runs / item.leaves).write_text(json.dumps({"accuracy": accuracy}))
+
+
+def test_what_is_best_on_the_tail_is_trained_longer(to_measure, tmp_path, monkeypatch):
+    """Two of three candidates after one epoch, one of them after three; nothing before all of a kind are known."""
+    monkeypatch.setattr(to_measure, "HERE", tmp_path / "nothing collected")
+
+    def named(start):
+        return {one.name.removeprefix(start): one for one in to_measure.items(tmp_path) if one.name.startswith(start)}
+
+    tails = {"pnn_seven": 0.46, "pnn_thrice": 0.48, "pnn_eight": 0.47}
+    for model, tail in tails.items():
+        assert not named("(a) pnn_thrice")
+        leave(tmp_path, named("rates ")[f"{model}, seed 0, learning_rate 2e-3"], tail)
+    leave(tmp_path, named("rates ")["pnn_seven, seed 0, learning_rate 1e-3"], 0.9)  # a rate chooses no form
+    assert set(named("(a) pnn_")) >= {"thrice, seed 0", "eight, seed 0"}
+    assert not named("(a) pnn_seven")
+    assert not named("(a) pnn_thrice_gateless")
+    leave(tmp_path, named("(a) ")["pnn_thrice, seed 0"], 0.51)
+    assert not named("(a) pnn_eight, seed 1")
+    leave(tmp_path, named("(a) ")["pnn_eight, seed 0"], 0.52)
+    assert {f"pnn_eight, seed {seed}" for seed in range(5)} <= set(named("(a) "))
+    assert {f"pnn_eight_gateless, seed {seed}" for seed in range(3)} <= set(named("(a) "))
+    assert "pnn_eight, seed 0" in named("(b) ")
+    assert not named("(a) pnn_thrice, seed 1")
+
+
+def test_items_that_follow_are_done_in_the_same_call(to_measure, item, tmp_path, capfd):
+    first, second = item("first", 0), item("second", 0)
+    assert to_measure.work(lambda: [first, second] if first.done(tmp_path) else [first], tmp_path, Path("t"), 1.0, 1) == []
+    assert "done: second" in capfd.readouterr().out
 
 
 SAVES = "trap 'sleep 0.5; touch saved; exit' TERM; touch began; while :; do sleep 0.05; done"

@@ -15,9 +15,9 @@ from typing import Any
 
 import prompts
 from comparison import (
-    BEYOND,
     MEAN_LENGTH,
     NAMES,
+    OURS,
     RIVALS,
     TEXT,
     TOTALS,
@@ -32,6 +32,7 @@ from comparison import (
     rate_word,
     rates_of,
     speeds_of,
+    without_gates,
 )
 
 from pnn.errors import UserError
@@ -137,26 +138,27 @@ def rates_table(runs: list[Run]) -> str:
 
 
 def ahead_table(metrics: dict[str, Any]) -> str:
+    headline = {rival: gap for rival in RIVALS if (gap := metrics.get(f"points_ahead_of_{rival}")) is not None}
+    asked = [(metrics["form"], {"a": headline, "b": metrics["points_ahead_at_b"]})]
+    asked += [(OURS, metrics["first_form"])] if "first_form" in metrics else []
     lines = []
-    asked = {f"(a) against {NAMES[rival]}": key for rival, key in RIVALS.items()}
-    asked[f"(a) {NAMES[BEYOND]} (beyond the rules), against {NAMES['bert12']}"] = "three_rounds_ahead_of_bert12"
-    for words, key in asked.items():
-        if (gap := metrics.get(key)) is not None:
-            between = interval((gap["low"], gap["high"]), 2, scale=1)
-            beside = estimate(gap["student"], 2).partition(" ")[2].strip("()")
-            lines.append(
-                f"| {words} | {written(gap['mean'], 2, plus=True)} | {between} | {beside} "
-                f"| {len(gap['seeds'])} | {gap['verdict']} |"
-            )
-    for rival, gap in metrics.get("points_ahead_at_b", {}).items():
-        between = interval((gap["low"], gap["high"]), 2, scale=1)
-        lines.append(
-            f"| (b) against {NAMES[rival]} | {written(gap['mean'], 2, plus=True)} | {between}, over sequences | "
-            f"| 1 | {gap['verdict']} |"
-        )
+    for form, by_stage in asked:
+        for stage, gaps in by_stage.items():
+            for rival, gap in gaps.items():
+                between = interval((gap["low"], gap["high"]), 2, scale=1) + (", over sequences" if stage == "b" else "")
+                beside = "" if stage == "b" else estimate(gap["student"], 2).partition(" ")[2].strip("()")
+                lines.append(
+                    f"| ({stage}) | {NAMES[form]} | {rival_name(rival)} | {written(gap['mean'], 2, plus=True)} | {between} "
+                    f"| {beside} | {len(gap['seeds'])} | {gap['verdict']} |"
+                )
     if not lines:
         return "Who is ahead over seeds, at (a), and with one seed at (b), is not measured yet."
-    return or_nothing("| PNN-rewrite | points ahead | 95 %, seeds and sequences | Student's t, seeds | seeds | |", lines)
+    head = "| | | against | points ahead | 95 %, seeds and sequences | Student's t, seeds | seeds | |"
+    return or_nothing(head, lines)
+
+
+def rival_name(rival: str) -> str:
+    return NAMES.get(rival, "itself without gates")
 
 
 def models_table(models: dict[str, dict[str, Any]]) -> str:
@@ -187,9 +189,11 @@ def steps_table(rows: list[dict[str, Any]]) -> str:
     return or_nothing("| one checkpoint each | steps or layers | WikiText valid, % | inference tokens/s |", lines)
 
 
-def new_points(models: dict[str, dict[str, Any]]) -> list[Point]:
+def new_points(form: str, models: dict[str, dict[str, Any]]) -> list[Point]:
+    """Of the form that stands first and of those it is compared with; other candidates are in the table alone."""
+    drawn = dict.fromkeys((form, without_gates(form), OURS, "bert4", "bert12", "pnn_paper"))
     points = []
-    for one in models.values():
+    for one in (models[model] for model in drawn if model in models):
         for found in one["budgets"].values():
             costs = {cost: found.get(cost, one.get(cost)) for cost in COSTS}
             points.append(Point(one["name"], found["accuracy"], scaled(costs)))
@@ -231,15 +235,19 @@ def scaled(costs: dict[str, float | None]) -> dict[str, float | None]:
 
 def answer_of(metrics: dict[str, Any]) -> str:
     three, more = [], []
-    for rival, key in RIVALS.items():
-        if (gap := metrics.get(key)) is not None:
+    for rival in RIVALS:
+        if (gap := metrics.get(f"points_ahead_of_{rival}")) is not None:
             between = interval((gap["low"], gap["high"]), 2, scale=1)
-            three.append(f"against {NAMES[rival]} {gap['verdict']} ({written(gap['mean'], 2, plus=True)} points, {between})")
+            how = f"{gap['verdict']} ({written(gap['mean'], 2, plus=True)} points, {between})"
+            three.append(f"against {rival_name(rival)} {how}")
     if (gap := metrics["points_ahead_at_b"].get("bert12")) is not None:
         more.append(f"at (b) against {NAMES['bert12']} {written(gap['mean'], 2, plus=True)} points")
     if "box_wikitext_valid" in metrics:
         more.append(f"the box's model gets {per_cent(metrics['box_wikitext_valid'])} of WikiText's masked tokens right")
-    said = [f"PNN-rewrite at (a) {', '.join(three)}" if three else "Who is ahead at (a) is not measured yet", *more]
+    said = [
+        f"{NAMES[metrics['form']]}, at (a) {', '.join(three)}" if three else "Who is ahead at (a) is not measured yet",
+        *more,
+    ]
     return f"{'; '.join(said)}."
 
 
@@ -278,7 +286,7 @@ def main() -> None:
         write_between(HERE / "README.md", name, table)
         print(f"{table}\n")
     if metrics["models"]:
-        save(png(pareto(new_points(metrics["models"]), old_points(), COSTS)), HERE / "figures" / "pareto.png")
+        save(png(pareto(new_points(metrics["form"], metrics["models"]), old_points(), COSTS)), HERE / "figures" / "pareto.png")
     print(answer_of(metrics))
 
 

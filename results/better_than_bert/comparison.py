@@ -18,17 +18,22 @@ from pnn.stats import NOT_SUPPORTED, SUPPORTED, UNDECIDED, Estimate, seeds_and_s
 TOTALS = "by_sequence.json"  # in measured/: what every run of (a) and (b) got right in each sequence
 TEXT = "wikitext_tokens"
 OURS = "pnn_rewrite"
-BEYOND = "pnn_rounds3"  # not in the rules: about as many FLOPs as BERT-12
+BOX = OURS  # the form of the weights in models/pnn-base
+CANDIDATES = ("pnn_seven", "pnn_thrice", "pnn_eight")  # for the second form: rules 10 and 11
 NAMES = {
     OURS: "PNN-rewrite",
     "pnn_gateless": "PNN-rewrite without its gate",
     "bert4": "BERT-4",
     "bert12": "BERT-12",
     "pnn_paper": "the paper's PNN",
-    BEYOND: "PNN-rewrite, three rounds",
+    "pnn_seven": "PNN-rewrite, seven refiners",
+    "pnn_thrice": "PNN-rewrite, seven refiners, 15 steps",
+    "pnn_eight": "PNN-rewrite, eight refiners",
 }
+NAMES |= {f"{form}_gateless": f"{NAMES[form]}, without gates" for form in CANDIDATES}
 SEEDS = {OURS: 5, "bert4": 5, "pnn_gateless": 3, "bert12": 3, "pnn_paper": 1}  # of (a)
-RIVALS = {"bert12": "points_ahead_of_bert12", "bert4": "points_ahead_of_bert4", "pnn_gateless": "points_ahead_of_gateless"}
+SEEDS_OF_SECOND = (5, 3)  # with its gates, and without
+RIVALS = ("bert12", "bert4", "gateless")  # the last: the same form without its gates
 OF_FORM = {"base": OURS, "rotary": OURS}  # looks at the form that is compared, with either kind of positions
 LEAST_SEEDS = 3  # for a verdict
 MAY_TRAIL = 0.5  # points that PNN may be behind BERT-12 at (b)
@@ -69,7 +74,7 @@ class Run:
     def model(self) -> str:
         """Of a sweep over rates, the part is named after it."""
         named = self.part.removeprefix("rates_") if self.stage == "rates" else OF_FORM.get(self.arm, self.arm)
-        return next((model for model in NAMES if named.startswith(model)), named)
+        return max((model for model in NAMES if named.startswith(model)), key=len, default=named)
 
     @property
     def positions(self) -> str:
@@ -124,6 +129,16 @@ def at_stage(runs: list[Run], stage: str) -> dict[str, dict[int, Run]]:
         if run.stage == stage:
             found.setdefault(run.model, {})[run.seed] = run
     return found
+
+
+def second_form(runs: list[Run]) -> str | None:
+    """The better one, on the tail, of the two candidates that were trained for three epochs. None until both are."""
+    tried = {model: mine[0].tail for model, mine in at_stage(runs, "a").items() if model in CANDIDATES and 0 in mine}
+    return max(tried, key=lambda model: tried[model]) if len(tried) > 1 else None
+
+
+def without_gates(form: str) -> str:
+    return "pnn_gateless" if form == OURS else f"{form}_gateless"
 
 
 # What follows ---------------------------------------------------------------------------------------------------------
@@ -227,15 +242,15 @@ def best_rate(found: list[Run]) -> Run:
 
 def steps_of(runs: list[Run], speeds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     """One checkpoint as a dial: accuracy after each step that has a loss against measured speed, and BERT beside it."""
-    stage = next((stage for stage in ("b", "a") if OURS in at_stage(runs, stage)), None)
+    stage = next((stage for stage in ("b", "a") if BOX in at_stage(runs, stage)), None)
     rows = []
-    for model in (OURS, "bert4", "bert12"):
+    for model in (BOX, "bert4", "bert12"):
         run = at_stage(runs, stage).get(model, {}).get(0) if stage else None
         if run is None:
             continue
         text, weights = run.evaluation["sets"][TEXT], run.config.model.get("step_weights")
         last = text["num_steps"]
-        read = [step for step in range(1, last) if weights and weights[step - 1] > 0] if model == OURS else []
+        read = [step for step in range(1, last) if weights and weights[step - 1] > 0] if model == BOX else []
         for step in [*read, last]:
             kind = "inference" if step == last else f"inference after {step}"
             ends = text["accuracy_by_step_interval"][step]
@@ -254,17 +269,27 @@ def steps_of(runs: list[Run], speeds: dict[str, dict[str, float]]) -> list[dict[
 def departures_of(runs: list[Run]) -> list[str]:
     """What is missing, or otherwise than the rules say."""
     found = []
-    three = at_stage(runs, "a")
-    for model, wanted in SEEDS.items():
+    three, form = at_stage(runs, "a"), second_form(runs)
+    asked, ten = dict(SEEDS), [OURS, "bert4", "bert12"]
+    if form is None:
+        found.append(
+            f"(a): the second form is not chosen yet: {sum(one in three for one in CANDIDATES)} of 2 candidates trained"
+        )
+    else:
+        asked |= dict(zip((form, without_gates(form)), SEEDS_OF_SECOND, strict=True))
+        ten.append(form)
+    for model, wanted in asked.items():
         missing = sorted(set(range(wanted)) - three.get(model, {}).keys())
         if len(missing) == wanted:
             found.append(f"(a): {NAMES[model]} is missing")
         elif missing:
             found.append(f"(a): {NAMES[model]} lacks {'seed' if len(missing) == 1 else 'seeds'} {', '.join(map(str, missing))}")
-    found += [f"(b): {NAMES[model]} is missing" for model in (OURS, "bert4", "bert12") if model not in at_stage(runs, "b")]
+    found += [f"(b): {NAMES[model]} is missing" for model in ten if model not in at_stage(runs, "b")]
     for stage in ("rates", "a", "b"):
         found += differing([run for run in runs if run.stage == stage], stage)
     for model, tried in rates_of(runs).items():
+        if model not in (*asked, *three):  # a candidate that went no further
+            continue
         rate, rates = best_rate(tried).rate, sorted({run.rate for run in tried})
         if rate in (rates[0], rates[-1]):
             edge = "lowest" if rate == rates[0] else "highest"
@@ -297,10 +322,10 @@ def differing(runs: list[Run], stage: str) -> list[str]:
 
 
 def box_of(runs: list[Run], printed: Path) -> dict[str, Any]:
-    """Metrics of the model in the box, which is the longest run of ours; and what `pnn evaluate … --json` printed of the folder
-    itself, whose weights are rounded to bf16."""
+    """Metrics of the model in the box, which is the longest run of its form; and what `pnn evaluate … --json` printed of the
+    folder itself, whose weights are rounded to bf16."""
     found: dict[str, Any] = {}
-    run = next((mine[0] for stage in ("box", "b") if 0 in (mine := at_stage(runs, stage).get(OURS, {}))), None)
+    run = next((mine[0] for stage in ("box", "b") if 0 in (mine := at_stage(runs, stage).get(BOX, {}))), None)
     if run is not None:
         found["box_wikitext_valid"] = float(run.evaluation["sets"][TEXT]["accuracy"])
     if printed.exists():
@@ -309,25 +334,33 @@ def box_of(runs: list[Run], printed: Path) -> dict[str, Any]:
     return found
 
 
+def gaps_of(runs: list[Run], form: str, stage: str) -> dict[str, dict[str, Any]]:
+    """How far a form is ahead of each rival, as far as both were trained. At (b), which has one seed, by another verdict."""
+    at = at_stage(runs, stage)
+    found = {
+        rival: ahead(at.get(form, {}), at.get(without_gates(form) if rival == "gateless" else rival, {})) for rival in RIVALS
+    }
+    gaps = {rival: gap for rival, gap in found.items() if gap is not None}
+    for rival, gap in gaps.items():
+        if stage == "b":
+            level = "held" if gap["mean"] >= -MAY_TRAIL else "lost"
+            gap["verdict"] = f"{level}: at most {MAY_TRAIL} points behind was asked for" if rival == "bert12" else "one seed"
+    return gaps
+
+
 def metrics_of(runs: list[Run], speeds: dict[str, dict[str, float]], box: dict[str, Any]) -> dict[str, Any]:
-    three, ten = at_stage(runs, "a"), at_stage(runs, "b")
-    metrics: dict[str, Any] = {}
-    for rival, key in RIVALS.items():
-        gap = ahead(three.get(OURS, {}), three.get(rival, {}))
-        if gap is not None:
-            metrics[key] = gap
-    if (gap := ahead(three.get(BEYOND, {}), three.get("bert12", {}))) is not None:
-        metrics["three_rounds_ahead_of_bert12"] = gap
-    late = {rival: ahead(ten.get(OURS, {}), ten.get(rival, {})) for rival in ("bert12", "bert4")}
-    metrics["points_ahead_at_b"] = {rival: gap for rival, gap in late.items() if gap is not None}
-    for rival, gap in metrics["points_ahead_at_b"].items():
-        level = "held" if gap["mean"] >= -MAY_TRAIL else "lost"
-        gap["verdict"] = f"{level}: at most {MAY_TRAIL} points behind was asked for" if rival == "bert12" else "one seed"
+    form = second_form(runs)
+    headline = form or OURS
+    metrics: dict[str, Any] = {"form": headline}
+    metrics |= {f"points_ahead_of_{rival}": gap for rival, gap in gaps_of(runs, headline, "a").items()}
+    metrics["points_ahead_at_b"] = gaps_of(runs, headline, "b")
+    if form is not None:
+        metrics["first_form"] = {"a": gaps_of(runs, OURS, "a"), "b": gaps_of(runs, OURS, "b")}
     metrics |= box
     metrics["models"] = models_of(runs, speeds)
     models = metrics["models"]
-    if OURS in models and "bert12" in models:
-        metrics["parameters_of_bert12"] = models[OURS]["parameters"] / models["bert12"]["parameters"]
+    if headline in models and "bert12" in models:
+        metrics["parameters_of_bert12"] = models[headline]["parameters"] / models["bert12"]["parameters"]
     metrics["rates"] = {
         model: {kind: {rate_word(run.rate): run.tail for run in mine if run.positions == kind} for kind in positions_of(mine)}
         for model, mine in rates_of(runs).items()
