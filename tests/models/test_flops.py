@@ -75,6 +75,18 @@ def test_a_causal_pnns_refiner_costs_what_a_layer_does_and_a_round_what_its_laye
     assert training_flops(every_step, 32, 1.0) - counted[0] == pytest.approx(6 * 5 * 96 * 500)
 
 
+def test_a_narrow_table_is_widened_for_every_token_and_narrowed_for_predicted_ones():
+    narrow, wide = ({"head_transform": True, "gate": "diagonal", **more} for more in ({"embedding_size": 384}, {}))
+    saved = WIDTH * VOCABULARY // 2 + WIDTH**2 // 2  # of the head: half of its table and of its transform
+    for flops, each in ((training_flops, 6), (inference_flops, 2)):
+        reads = 4 if each == 6 else 1
+        change = flops(pnn.PNNConfig(**narrow), 82, 0.1) - flops(pnn.PNNConfig(**wide), 82, 0.1)
+        assert change == pytest.approx(each * (WIDTH * 384 - reads * 0.1 * saved))
+    taken = np.array([4, 4])
+    change = halting_flops(pnn.PNNConfig(**narrow), taken, 1) - halting_flops(pnn.PNNConfig(**wide), taken, 1)
+    assert change == pytest.approx(2 * (2 * WIDTH * 384 - saved))
+
+
 def test_tokens_that_halt_pay_for_keys_and_values_once_more():
     config, live = pnn.PNNConfig(), 2 * REFINER + 4 * 5 * WIDTH
     taken = np.array([1, 1, 4, 3, 0])

@@ -96,6 +96,14 @@ def test_the_gates_temperature_starts_at_the_root_of_the_width(width):
     assert [r.gate.temperature.tolist() for r in model.encoder.refiners] == [[math.sqrt(width)]] * 2
 
 
+def test_a_diagonal_gate_starts_where_it_is_told_to():
+    """In a whole model, whose initialiser runs over everything once more."""
+    for start in (0.5, 0.9):
+        model = pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, gate="diagonal", gate_start=start)).eval()
+        out = model.encoder(torch.arange(5, 12)[None], output_gates=True)
+        assert torch.allclose(torch.stack(out.gates), torch.tensor(start), atol=1e-6)
+
+
 def test_weights_start_at_the_configured_scale():
     torch.manual_seed(0)
     model = pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**SMALL | {"hidden_size": 64}, initializer_range=0.1))

@@ -385,7 +385,7 @@ def test_a_fresh_model_has_a_unit_that_is_told_to_go_on():
         ({"criterion": "change", "threshold": 0.1, "min_steps": 4}, {}, "no token would ever halt"),
         ({"criterion": "change", "threshold": 0.1, "cost": 0.1}, {}, "is for training the learned unit"),
         ({"criterion": "change", "threshold": 0.1}, {"num_steps": 1}, "halt needs two steps or more"),
-        ({"criterion": "change", "threshold": 0.1}, {"schedule": [0, 1, 2, 3]}, r"\[0, 1, 2, 3\] applies nothing again"),
+        ({"criterion": "change", "threshold": 0.1}, {"schedule": [0, 1, 2, 3]}, r"\[0, 1, 2, 3\] never begins again"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(halt, more, says):

@@ -17,6 +17,14 @@ SMALL = {
     "dropout": 0.0,
 }
 PUBLISHED = {"delta_norm": True, "gate_bias": True, "zero_init": False}
+NARROW = {  # gates without matrices, a table of tokens that is half as wide
+    "update": "rewrite",
+    "gate": "diagonal",
+    "embedding_size": 8,
+    "tie_word_embeddings": True,
+    "head_transform": True,
+    "positions": "rotary",
+}
 CONFIGS = {
     "pnn_equations": lambda **more: pnn.PNNConfig(**SMALL, **more),
     "pnn_published": lambda **more: pnn.PNNConfig(**SMALL, **PUBLISHED, **more),
@@ -24,9 +32,10 @@ CONFIGS = {
     "pnn_delta": lambda **more: pnn.PNNConfig(**SMALL, update="delta", **more),
     "pnn_schedule": lambda **more: pnn.PNNConfig(**SMALL, schedule=[0, 1, 0, 1], **more),
     "pnn_tied": lambda **more: pnn.PNNConfig(**SMALL, tie_word_embeddings=True, head_transform=True, **more),
+    "pnn_narrow": lambda **more: pnn.PNNConfig(**SMALL, **NARROW, **more),
     "bert": lambda **more: pnn.BertBaselineConfig(**SMALL, num_hidden_layers=3, **more),
 }
-WITH_GATE = {"pnn_equations", "pnn_published", "pnn_schedule", "pnn_tied"}
+WITH_GATE = {"pnn_equations", "pnn_published", "pnn_schedule", "pnn_tied", "pnn_narrow"}
 PNN_NAMES = [name for name in CONFIGS if name != "bert"]
 LENGTHS = (5, 12, 1, 7)
 

@@ -145,7 +145,7 @@ class Halt:
         if steps < 2:
             raise ValueError(f"halt needs two steps or more, and num_steps={steps}: there is nothing to save")
         if period(schedule) >= steps:
-            raise ValueError(f"halt needs a schedule that goes round: {list(schedule)} applies nothing again")
+            raise ValueError(f"halt needs a schedule that goes round: {list(schedule)} never begins again")
         if self.min_steps >= steps:
             raise ValueError(f"halt: min_steps={self.min_steps}, but there are {steps} steps: no token would ever halt")
         ends = [step for step in range(1, steps) if step % period(schedule) == 0]
