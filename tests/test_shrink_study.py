@@ -19,6 +19,7 @@ from pnn.data.tokenizers import of_synthetic_language
 from pnn.plasticity import save
 
 FOLDER = Path(__file__).parents[1] / "results" / "shrink"
+MODULES = ("run", "collect", "recipes")
 LENGTH = 16
 FEW = ["--updates", "2", "--adapt", "1", "--batch", "2", "--length", str(LENGTH), "--held-out", "6", "--seeds", "0"]
 
@@ -30,12 +31,14 @@ def scripts(tmp_path, monkeypatch):
     copied.mkdir(parents=True)
     for name in ("run.py", "collect.py", "README.md"):
         shutil.copy(FOLDER / name, copied)
+    (copied / "peers").mkdir()
+    shutil.copy(FOLDER / "peers" / "recipes.py", copied / "peers")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(copied))
-    for name in ("run", "collect"):
+    for name in MODULES:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module("run"), importlib.import_module("collect")
-    for name in ("run", "collect"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 
@@ -43,7 +46,7 @@ def test_from_a_model_to_a_table(scripts, tmp_path, monkeypatch):
     run, collect = scripts
     tokenizer = of_synthetic_language(LENGTH)
     torch.manual_seed(0)
-    config = hf.GPT2Config(vocab_size=len(tokenizer), n_embd=20, n_head=5, n_layer=2, n_positions=LENGTH)
+    config = hf.GPT2Config(vocab_size=len(tokenizer), n_embd=20, n_head=5, n_layer=4, n_positions=LENGTH)
     config.bos_token_id = config.eos_token_id = tokenizer.sep_token_id
     save(hf.GPT2LMHeadModel(config), tmp_path / "model", tokenizer)
     Path("text.txt").write_text("\n\n".join(synthetic.paragraphs(30, seed=0)))
@@ -66,6 +69,12 @@ def test_from_a_model_to_a_table(scripts, tmp_path, monkeypatch):
     assert Path("runs/measured/less-20-logits-0.json").stat().st_mtime_ns == before
     study("--shares", "0.2", "--look", "faster", "--rate", "1e-2")  # beside it, and not compared
     assert json.loads(Path("runs/measured/less-20-logits-0-look-faster.json").read_text())["rate"] == 0.01
+    study("--shares", "0.2", "--peers", "llm_pruner")
+    peer = json.loads(Path("runs/measured/less-20-llm_pruner-0.json").read_text())
+    assert peer["parameters"] == pytest.approx(found["less-20-logits-0"]["parameters"], rel=0.02)
+    assert peer["summary"]["before"]["perplexity"] == pytest.approx(perplexity(found["adapted"]), rel=1e-4)
+    assert perplexity(peer) == pytest.approx(peer["summary"]["after"]["perplexity"], rel=1e-4)
+    assert peer["summary"]["after"]["perplexity"] != peer["summary"]["pruned"]["perplexity"]  # it learnt
 
     shutil.copytree("runs/measured", collect.HERE / "measured" / "tiny")
     collect.main()
@@ -74,7 +83,13 @@ def test_from_a_model_to_a_table(scripts, tmp_path, monkeypatch):
     gap = perplexity(found["less-20-logits-0"]) / perplexity(found["control-0"]) - 1
     assert row["perplexity_above_control"]["mean"] == pytest.approx(gap, rel=1e-4)
     assert result["verdicts"] == {"tiny": row["within_5_per_cent"]}
-    assert "| tiny | 20 | 1 |" in (collect.HERE / "README.md").read_text()
+    page = (collect.HERE / "README.md").read_text()
+    assert "| tiny | 20 | 1 |" in page
+    assert "| tiny | 20, LLM-Pruner's recipe | 1 |" in page
+    ahead = result["metrics"]["tiny"]["ahead"]["20"]["LLM-Pruner's recipe"]
+    gap = math.log(perplexity(peer) / perplexity(found["less-20-logits-0"]))
+    assert ahead["nats"]["value"] == pytest.approx(gap, abs=1e-4)
+    assert (ahead["seeds"], ahead["verdict"]) == ([0], "too few seeds")
 
 
 def perplexity(arm: dict) -> float:
@@ -88,6 +103,25 @@ def test_rows_that_end_earlier_are_compared_by_their_means(scripts):
     found = collect.above([shorter], [control])
     assert found.value == pytest.approx(perplexity(shorter) / perplexity(control) - 1)
     assert found.low < found.value < found.high
+
+
+@pytest.mark.parametrize(("gap", "says"), [(0.1, "supported"), (0.0, "undecided"), (-0.1, "not supported")])
+def test_ahead_of_a_peer_means_that_the_whole_interval_is_above_zero(scripts, gap, says):
+    """Planted, with tokens that went: ours has shorter rows."""
+    _, collect = scripts
+    rng = np.random.default_rng(0)
+    base, targets = 300 + 10 * rng.normal(size=40), [100] * 40
+    ours, peers = [], []
+    for seed in range(3):
+        ours.append({"seed": seed, "nats": list(base * 0.9), "targets": [90] * 40})
+        peers.append({"seed": seed, "nats": list(base + 100 * gap + rng.normal(size=40)), "targets": targets})
+    peers.append({"seed": 7, "nats": [0.0] * 40, "targets": targets})  # which ours does not have
+    found = collect.ahead(ours, peers, targets)
+    assert found["verdict"] == says
+    assert found["nats"]["value"] == pytest.approx(gap, abs=0.005)
+    assert found["seeds"] == [0, 1, 2]
+    assert collect.ahead(ours[:2], peers, targets)["verdict"] == "too few seeds"
+    assert collect.ahead(ours, peers[3:], targets) == {"seeds": []}
 
 
 @pytest.mark.parametrize(("gap", "says"), [(0.01, "supported"), (0.05, "undecided"), (0.09, "not supported")])

@@ -3,7 +3,7 @@
 python results/shrink/collect.py
 
 The perplexity of each smaller model above that of the control with the same seed; intervals over seeds and held-out rows
-together (over rows alone where there is one seed).
+together (over rows alone where there is one seed). Ours is compared with each peer in the same way, by nats per token.
 """
 
 from __future__ import annotations
@@ -19,23 +19,33 @@ from pnn.differences import LEAST_SEEDS, TOO_FEW
 from pnn.figures.shrink import smaller_models
 from pnn.figures.style import png, save
 from pnn.files import write_between, write_json
-from pnn.numbers import per_cent
+from pnn.numbers import estimate, per_cent
 from pnn.runs import check_commit, read_json
 from pnn.stats import Estimate, ratio_interval, seeds_and_sequences, verdict
 
 HERE = Path(__file__).parent
 WITHIN = 0.05  # of the control's perplexity: as good
 CLAIMED = "20"  # per cent fewer parameters of the source's fourth claim
+PEERS = {
+    "llm_pruner": "LLM-Pruner's recipe",
+    "tp_width": "Torch-Pruning with width",
+    "tp_taylor": "Torch-Pruning by Taylor",
+}  # of peers/recipes.py
+OURS = (CLAIMED, f"{CLAIMED}, tokens too")  # which are compared with them
 Arms = list[dict[str, Any]]
 
 
 def above(arms: Arms, controls: Arms) -> Estimate:
     """Perplexity of the arms above the controls' of the same seeds, as a share."""
-    of_seed = {one["seed"]: one for one in controls}
-    targets = np.array(controls[0]["targets"], dtype=float)
+    return nats_above(arms, controls, controls[0]["targets"]).on_scale(lambda value: math.exp(value) - 1)
+
+
+def nats_above(arms: Arms, others: Arms, asked: list[int]) -> Estimate:
+    """Nats per token of the arms above those of the others with the same seeds. `asked`: the targets of whole rows."""
+    of_seed = {one["seed"]: one for one in others}
+    targets = np.array(asked, dtype=float)
     gains = np.array([of_whole_rows(arm, targets) - of_whole_rows(of_seed[arm["seed"]], targets) for arm in arms])
-    nats = ratio_interval(gains[0], targets) if len(gains) == 1 else seeds_and_sequences(gains, targets)
-    return nats.on_scale(lambda value: math.exp(value) - 1)
+    return ratio_interval(gains[0], targets) if len(gains) == 1 else seeds_and_sequences(gains, targets)
 
 
 def of_whole_rows(arm: dict[str, Any], targets: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -84,8 +94,10 @@ def collected(arms: Arms) -> dict[str, Any]:
         "parameters": controls[0]["parameters"],
         "learning": {key: controls[0][key] for key in ("updates", "adapt", "rate", "batch", "length")},
     }
-    for share, tokens_too, teacher in sorted({_about(one) for one in less}):
-        chosen = [one for one in less if _about(one) == (share, tokens_too, teacher)]
+    by_name: dict[str, Arms] = {}
+    for one in sorted(less, key=lambda one: (one["share"], named(one))):
+        by_name.setdefault(named(one), []).append(one)
+    for name, chosen in by_name.items():
         found = above(chosen, controls)
         row = {
             "seeds": sorted(one["seed"] for one in chosen),
@@ -94,17 +106,43 @@ def collected(arms: Arms) -> dict[str, Any]:
             "perplexity": perplexity(chosen),
             "perplexity_above_control": {"mean": found.value, "low": found.low, "high": found.high},
             f"within_{100 * WITHIN:g}_per_cent": TOO_FEW
-            if f"{100 * share:g}" == CLAIMED and len(chosen) < LEAST_SEEDS
+            if f"{100 * chosen[0]['share']:g}" == CLAIMED and len(chosen) < LEAST_SEEDS
             else verdict(-found.on_scale(lambda value: value - WITHIN)),
             "speed": speed(chosen, controls[0]),
         }
-        name = f"{100 * share:g}" + (", tokens too" if tokens_too else "")
-        out[name if teacher == "logits" else f"{name}, teacher {teacher}"] = row
+        out[name] = row
+    out["ahead"] = {
+        ours: {
+            peer: ahead(by_name[ours], by_name[f"{CLAIMED}, {peer}"], controls[0]["targets"])
+            for peer in PEERS.values()
+            if f"{CLAIMED}, {peer}" in by_name
+        }
+        for ours in OURS
+        if ours in by_name
+    }
     return out
 
 
-def _about(arm: dict[str, Any]) -> tuple[float, bool, str]:
-    return arm["share"], "token" in arm.get("kinds", ()), arm["teacher"]
+def named(arm: dict[str, Any]) -> str:
+    """Which row of the table."""
+    words = [f"{100 * arm['share']:g}"]
+    if "peer" in arm:
+        words.append(PEERS[arm["peer"]])
+    elif "token" in arm.get("kinds", ()):
+        words.append("tokens too")
+    if arm["teacher"] != "logits":
+        words.append(f"teacher {arm['teacher']}")
+    return ", ".join(words)
+
+
+def ahead(ours: Arms, peers: Arms, asked: list[int]) -> dict[str, Any]:
+    """How many nats per token a peer loses more, over the seeds that both have."""
+    seeds = sorted({one["seed"] for one in ours} & {one["seed"] for one in peers})
+    if not seeds:
+        return {"seeds": []}
+    found = nats_above([one for one in peers if one["seed"] in seeds], ours, asked)
+    said = TOO_FEW if len(seeds) < LEAST_SEEDS else verdict(found)
+    return {"seeds": seeds, "nats": found.as_json(), "verdict": said}
 
 
 def rows_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -129,6 +167,19 @@ def table(models: dict[str, dict[str, Any]]) -> str:
             after = f"{row['perplexity_right_after_pruning']:.2f} | {row['perplexity']:.2f}"
             lines.append(f"| {model} | {name} | {len(row['seeds'])} | {after} | {told} | {' | '.join(speeds)} |")
     return "\n".join(lines)
+
+
+def peers_table(models: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for model, found in models.items():
+        for ours, gaps in found["ahead"].items():
+            for peer, gap in gaps.items():
+                if gap["seeds"]:
+                    told = f"{len(gap['seeds'])} | {estimate(gap['nats'], 3, plus=True)} | {gap['verdict']}"
+                    lines.append(f"| {model} | {ours} | {peer} | {told} |")
+    if not lines:
+        return "Not measured yet."
+    return "\n".join(["| model | ours | ahead of | seeds | nats per token | |", "|---|---|---|---|---|---|", *lines])
 
 
 def main() -> None:
@@ -158,6 +209,7 @@ def main() -> None:
     if curves:
         save(png(smaller_models(curves)), HERE / "figures" / "shrink.png")
     write_between(HERE / "README.md", "table", table(models))
+    write_between(HERE / "README.md", "peers", peers_table(models))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ python results/shrink/run.py MODEL TEXT RUNS [--shares 0.2 --seeds 0 1 2 --teach
 2. `control`: the adapted model learns TEXT for `--updates` more.
 3. a share: `pnn shrink` of the adapted model, which learns for as many updates, on the same rows in the same order, with the
    adapted model as its teacher (`--teachers none`: from the text, as the control does).
+4. with `--peers`: the same share, cut as others do (peers/recipes.py); then it learns as ours.
 
 The seed draws the rows that units are scored on and the order of the text; held-out rows are the same for all. Each arm is a
 JSON file in RUNS/measured with the loss of every held-out row. An arm that is there is not done again, so several processes can
@@ -15,17 +16,21 @@ share the work, each with arms of its own.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
+from recipes import RECIPES
+
 from pnn.files import write_json
 from pnn.plasticity import save
 from pnn.plasticity.architectures import KINDS
-from pnn.plasticity.measure import held_out_nats, size
-from pnn.plasticity.phases import learn_round
+from pnn.plasticity.measure import held_out_nats, size, speeds, writing_speeds
+from pnn.plasticity.phases import calibration, learn_round, measure
 from pnn.plasticity.run import open_model
 from pnn.plasticity.settings import OPTIMIZERS, CycleSettings
 from pnn.plasticity.shrink import MAY_GO, ShrinkSettings, shrink
@@ -45,7 +50,7 @@ class Study:
 
     def control(self, adapted: PreTrainedModel, seed: int) -> None:
         if self._begins(f"control-{seed}"):
-            self._learns(adapted, seed, self.asked.updates)
+            self._learns(adapted, self._plan(seed, self.asked.updates), adapted)
             self._keep(f"control-{seed}", adapted, {"arm": "control", "seed": seed})
 
     def share(self, adapted: PreTrainedModel, share: float, teacher: str, seed: int) -> None:
@@ -71,33 +76,62 @@ class Study:
         kept = {"share": share, "teacher": teacher, "kinds": self.asked.kinds, "seed": seed, "summary": found.summary}
         self._keep(name, found.model, {"arm": "look" if look else "less", **kept}, found.text)
 
+    def peer(self, adapted: PreTrainedModel, share: float, recipe: str, seed: int) -> None:
+        """Cut in the way of others, on the rows that ours would be scored on."""
+        name = f"less-{100 * share:g}-{recipe}-{seed}"
+        if not self._begins(name):
+            return
+        plan = self._plan(seed, self.asked.updates, "logits")
+        before = self._worth(adapted)
+        small = RECIPES[recipe](adapted, calibration(self.text, plan, 1), share)
+        pruned = self._worth(small)
+        self._learns(small, plan, adapted)
+        models = {"before": adapted, "after": small}
+        summary = {
+            "fewer_parameters": 1 - pruned["parameters"] / before["parameters"],
+            "before": before,
+            "pruned": pruned,
+            "after": self._worth(small),
+            "reading": speeds(models, self.asked.length, largest_only=True)[-1],
+            "writing": {"tokens_per_second": writing_speeds(models)},
+        }
+        kept = {"share": share, "teacher": "logits", "peer": recipe, "seed": seed, "summary": summary}
+        self._keep(name, small, {"arm": "less", **kept})
+
     def adapted(self, model: PreTrainedModel) -> None:
         """The model in RUNS/adapted, and what it is worth before and after."""
         folder = self.runs / "adapted"
         if folder.exists():
             return
         self._keep("whole", model, {"arm": "whole"})
-        self._learns(model, 0, self.asked.adapt)
+        self._learns(model, self._plan(0, self.asked.adapt), model)
         self._keep("adapted", model, {"arm": "adapted"})
         save(model, folder, self.tokenizer)
 
-    def _learns(self, model: PreTrainedModel, seed: int, updates: int) -> None:
-        """From the text."""
-        if not updates:
-            return
-        plan = CycleSettings(
+    def _plan(self, seed: int, updates: int, teacher: str = "none") -> CycleSettings:
+        return CycleSettings(
             prune=0,
             grow=0,
+            teacher=teacher,
             optimizer=self.asked.optimizer,
             learn_steps=updates,
             learning_rate=self.asked.rate,
             batch_rows=self.asked.batch,
-            evaluate_every=updates,
+            evaluate_every=max(1, updates),
+            score_rows=self.asked.score_rows,
             seed=seed,
         )
-        with Bars({"learning": updates}) as bars:
-            for step, loss, _ in learn_round(model, [], self.text, plan, 1, model):
+
+    def _learns(self, model: PreTrainedModel, plan: CycleSettings, teacher: PreTrainedModel) -> None:
+        if not plan.learn_steps:
+            return
+        with Bars({"learning": plan.learn_steps}) as bars:
+            for step, loss, _ in learn_round(model, [], self.text, plan, 1, teacher):
                 bars.update("learning", step, f"loss {loss:.3f}")
+
+    def _worth(self, model: PreTrainedModel) -> dict[str, Any]:
+        found = measure(model, self.text)
+        return {key: found[key] for key in ("parameters", "flops_per_token", "loss", "perplexity")}
 
     def _begins(self, name: str) -> bool:
         print(f"== {name}", flush=True)
@@ -133,6 +167,7 @@ def main() -> None:
     parser.add_argument("--shares", type=float, nargs="*", default=[0.2], help="of all parameters that go; none: the control")
     parser.add_argument("--kinds", nargs="+", choices=MAY_GO, default=KINDS, help="of units that may go")
     parser.add_argument("--teachers", nargs="+", default=["logits"], help="logits, states, none")
+    parser.add_argument("--peers", nargs="*", default=[], choices=RECIPES, help="cut as these do, not as pnn shrink does")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--look", default="", help="a word for the names of arms with other settings, which are not compared")
     parser.add_argument("--updates", type=int, default=1500)
@@ -162,7 +197,9 @@ def main() -> None:
     write_json(runs / "measured" / "environment.json", environment(0, 1))
     for seed in asked.seeds:
         for share in asked.shares:
-            for teacher in asked.teachers:
+            for recipe in asked.peers:
+                study.peer(open_model(str(runs / "adapted")).model, share, recipe, seed)
+            for teacher in [] if asked.peers else asked.teachers:
                 study.share(open_model(str(runs / "adapted")).model, share, teacher, seed)
         if not asked.shares:
             study.control(open_model(str(runs / "adapted")).model, seed)
