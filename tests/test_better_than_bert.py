@@ -33,13 +33,13 @@ def collect(tmp_path, monkeypatch):
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
     shutil.copy(ROOT / "benchmarks" / "results" / "train-nvidia-h200.json", tmp_path / "benchmarks" / "results")
     monkeypatch.syspath_prepend(str(tmp_path / "results" / "better_than_bert"))
-    for name in ("collect", "comparison"):
+    for name in ("collect", "comparison", "keep"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module("collect")
     monkeypatch.setattr(sys, "argv", ["collect.py", str(tmp_path / "runs")])
     yield module
-    for name in ("collect", "comparison"):
-        sys.modules.pop(name)
+    for name in ("collect", "comparison", "keep"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")

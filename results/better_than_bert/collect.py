@@ -8,7 +8,6 @@ under `departures`.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from comparison import (
     NAMES,
     OURS,
     RIVALS,
-    TEXT,
-    TOTALS,
     Run,
     best_rate,
     box_of,
@@ -34,20 +31,18 @@ from comparison import (
     speeds_of,
     without_gates,
 )
+from keep import copy_in
 
-from pnn.errors import UserError
 from pnn.figures.pareto import Point, pareto
 from pnn.figures.style import png, save
-from pnn.files import write_between, write_json, write_text
+from pnn.files import write_between, write_json
 from pnn.numbers import estimate, interval, per_cent, short_count, written
-from pnn.results import texts_of
-from pnn.runs import BY_SEQUENCE, check_commit, read_config, read_json
+from pnn.runs import read_config, read_json
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MEASURED = HERE / "measured"
 PROMPTS = HERE / "prompts_answers.json"
-FILES = ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json", "tokens.json")
 BUDGETS = {"one_epoch": "one epoch", "a": "(a) three epochs", "b": "(b) ten epochs", "box": "the box"}
 COSTS = {
     "tokens": "training tokens, millions",
@@ -57,48 +52,6 @@ COSTS = {
     "inference_tokens_per_second": "inference, million tokens/s",
 }
 UNITS = {"tokens": 1e6, "parameters": 1e6, "training_flops": 1e15, "training_minutes": 1, "inference_tokens_per_second": 1e6}
-
-
-# Copying in -----------------------------------------------------------------------------------------------------------
-
-
-def copy_in(runs: Path) -> None:
-    totals = read_json(MEASURED / TOTALS) if (MEASURED / TOTALS).exists() else {"targets": None, "correct": {}}
-    found = finished(runs)
-    for run in found:  # all of them, before anything is written
-        check_commit(run.folder)
-        if run.stage in ("a", "b", "box"):
-            add_totals(totals, run)
-    for run in found:
-        target = MEASURED / run.key
-        target.mkdir(parents=True, exist_ok=True)
-        data, sets = run.config.data, run.config.evaluation.sets
-        places = {data.train: "TOKENS", sets[TEXT].source: "WIKITEXT", data.prepared: "prepared"}
-        places |= {one["source"]: f"DATA/{Path(one['source']).name}" for one in texts_of(run.evaluation).values()}
-        for name in FILES:
-            text = (run.folder / name).read_text(encoding="utf-8")
-            if name == "tokens.json":  # the folder's name is enough
-                text = json.dumps({key: one | {"folder": Path(one["folder"]).name} for key, one in json.loads(text).items()})
-            for place, word in sorted(places.items(), reverse=True, key=lambda one: len(one[0])):  # one may begin another
-                text = text.replace(place, word) if "/" in place else text
-            write_text(target / name, text)
-    if totals["correct"]:
-        write_text(MEASURED / TOTALS, json.dumps(totals, separators=(",", ":")) + "\n")
-    for name in ("speeds.json", "box.json"):  # of `pnn bench`, and of `pnn evaluate models/pnn-base --data WIKITEXT --json`
-        if (runs / name).exists():
-            write_json(MEASURED / name, read_json(runs / name))
-
-
-def add_totals(totals: dict[str, Any], run: Run) -> None:
-    """Only what was got right: the losses would be most of the file."""
-    found, accuracy = read_json(run.folder / BY_SEQUENCE)[TEXT], run.evaluation["sets"][TEXT]["accuracy"]
-    if abs(sum(found["correct"]) / sum(found["targets"]) - accuracy) > 1e-9:
-        raise UserError(f"{run.folder / BY_SEQUENCE} is not of the evaluation beside it: `pnn evaluate` makes both")
-    if totals["targets"] is None:
-        totals["targets"] = found["targets"]
-    if totals["targets"] != found["targets"]:
-        raise UserError(f"{run.folder} was asked for other masked tokens than the runs before it: they do not compare")
-    totals["correct"][run.key] = found["correct"]
 
 
 # Tables and figure ----------------------------------------------------------------------------------------------------
@@ -253,7 +206,7 @@ def answer_of(metrics: dict[str, Any]) -> str:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        copy_in(Path(sys.argv[1]))
+        copy_in(Path(sys.argv[1]), MEASURED)
     runs = finished(MEASURED)
     speeds, box = speeds_of(MEASURED / "speeds.json"), box_of(runs, MEASURED / "box.json")
     metrics, departures = metrics_of(runs, speeds, box), departures_of(runs)

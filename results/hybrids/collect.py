@@ -1,14 +1,19 @@
 """From a finished sweep to measured/SIZE.json, result.json, the figure and the tables of README.md.
 
-python results/hybrids/collect.py small SWEEP       # the folder that run.sh wrote; text, recall: with TEXT, wikipedia: on a GPU
+python results/hybrids/collect.py small SWEEP       # the folder that run.sh wrote; text, recall: with TEXT
+python results/hybrids/collect.py wikipedia RUNS    # on a GPU (wide.py); what is there, parts can come one after another
 python results/hybrids/collect.py                   # what is in measured/
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import wide
 
 from pnn.differences import arms_apart, both_say
 from pnn.figures.style import png, save
@@ -20,11 +25,12 @@ from pnn.schedule import order
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
+WIDE = "wikipedia"
 SIZES = {
     "small": "the quickstart's size, the harder embedded corpus",
     "text": "the quickstart's width, Wikipedia",
     "recall": "the quickstart's width, Wikipedia, with recall and without",
-    "wikipedia": "width 768, Wikipedia",
+    WIDE: "width 768, Wikipedia",
 }
 FIRST, ENDS, RECALLS = "looped", "both_ends", "_recall"
 SUPPORTERS = (FIRST, "entering", "leaving")  # what both ends have to be better than
@@ -39,14 +45,19 @@ def copy_in(size: str, sweep: Path) -> None:
         check_commit(run)
     for arm in result["arms"]:
         arm["schedule"] = schedule_of(runs[arm["name"]][0])
-    pairs = [(name, FIRST) for name in runs if name != FIRST] + [(ENDS, name) for name in SUPPORTERS[1:]]
-    pairs += [(name, name.removesuffix(RECALLS)) for name in runs if name.endswith(RECALLS) and name != FIRST + RECALLS]
-    result["pairs"] = [above(one, other, runs) for one, other in pairs if one in runs and other in runs]
+    result["pairs"] = [above(one, other, runs) for one, other in pairs_among([*runs])]
     result["hardware"] = read_environment(runs[FIRST][0])["hardware"]
     MEASURED.mkdir(exist_ok=True)
     result["configs"] = [Path(config).name for config in result["configs"]]
     result["settings"] = [without_folder(setting) for setting in result["settings"]]
     write_json(MEASURED / f"{size}.json", result)
+
+
+def pairs_among(names: list[str]) -> list[tuple[str, str]]:
+    """Every pair that the rules ask about."""
+    pairs = [(name, FIRST) for name in names if name != FIRST] + [(ENDS, name) for name in SUPPORTERS[1:]]
+    pairs += [(name, name.removesuffix(RECALLS)) for name in names if name.endswith(RECALLS) and name != FIRST + RECALLS]
+    return [(one, other) for one, other in pairs if one in names and other in names]
 
 
 def without_folder(setting: str) -> str:
@@ -82,15 +93,21 @@ def table(result: dict[str, Any]) -> str:
     ]
     pairs = {pair["arms"][0]: pair for pair in result["pairs"] if pair["arms"][1] == FIRST}
     for arm in result["arms"]:
-        found = arm["texts"]["validation"]
+        found = arm["texts"][text_of(result)]
         seeds = ", ".join(f"{100 * one:.1f}" for one in found["by_seed"])
         cells = [f"`{arm['name']}`", " ".join(map(str, arm["schedule"])), short_count(arm["parameters"])]
         cells += [f"**{100 * found['value']:.1f}** ({seeds})", *told(pairs.get(arm["name"]))]
         lines.append("| " + " | ".join(cells) + " |")
     others = [pair for pair in result["pairs"] if pair["arms"][1] != FIRST]
-    lines += ["", "| accuracy of | less that of | over seeds and sequences | over seeds | |", "|---|---|---|---|---|"]
+    if others:
+        lines += ["", "| accuracy of | less that of | over seeds and sequences | over seeds | |", "|---|---|---|---|---|"]
     lines += [f"| `{pair['arms'][0]}` | `{pair['arms'][1]}` | {' | '.join(told(pair))} |" for pair in others]
     return "\n".join(lines)
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """What arms are judged on."""
+    return str(result.get("text", "validation"))
 
 
 def told(pair: dict[str, Any] | None) -> list[str]:
@@ -102,6 +119,8 @@ def told(pair: dict[str, Any] | None) -> list[str]:
 
 def answer(result: dict[str, Any]) -> str:
     """By rules 4 and 6."""
+    if not result["pairs"]:
+        return f"Not known yet: no arm beside `{FIRST}` has its seeds."
     said = {tuple(pair["arms"]): pair["verdict"] for pair in result["pairs"]}
     better = [one for (one, other), verdict in said.items() if other == FIRST and verdict == "better"]
     asked = [said.get((ENDS, other)) for other in SUPPORTERS]
@@ -119,7 +138,9 @@ def answer(result: dict[str, Any]) -> str:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        copy_in(sys.argv[1], Path(sys.argv[2]))
+        (wide.keep if sys.argv[1] == WIDE else partial(copy_in, sys.argv[1]))(Path(sys.argv[2]))
+    if (found := wide.result_of(pairs_among)) is not None:
+        write_json(MEASURED / f"{WIDE}.json", found)
     measured = {size: read_json(MEASURED / f"{size}.json") for size in SIZES if (MEASURED / f"{size}.json").exists()}
     write_json(
         HERE / "result.json",
@@ -131,7 +152,8 @@ def main() -> None:
             "metrics": {
                 size: {
                     "hardware": result["hardware"],
-                    "accuracy": {arm["name"]: arm["texts"]["validation"] for arm in result["arms"]},
+                    "accuracy": {arm["name"]: arm["texts"][text_of(result)] for arm in result["arms"]},
+                    **({"tail_after_one_epoch": result["looks"]} if "looks" in result else {}),
                     "pairs": result["pairs"],
                 }
                 for size, result in measured.items()
@@ -141,9 +163,12 @@ def main() -> None:
         },
     )
     for size, result in measured.items():
-        save(png(draw(result)), HERE / "figures" / f"{size}.png")
-        write_between(HERE / "README.md", size, table(result))
-        print(SIZES[size], table(result), answer(result), sep="\n\n")
+        told = [wide.looks_table(result)] if size == WIDE else []
+        if result["arms"]:
+            save(png(draw(result)), HERE / "figures" / f"{size}.png")
+            told.append(table(result))
+        write_between(HERE / "README.md", size, "\n\n".join(told))
+        print(SIZES[size], *told, answer(result), sep="\n\n")
 
 
 if __name__ == "__main__":
