@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import importlib
 import json
+import lzma
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
+from pnn.data import synthetic
 from pnn.differences import both_say
 from pnn.models.flops import inference_flops, passed_in_blocks, training_flops
 from pnn.models.sections import build_model, model_config
-from pnn.runs import BY_SEQUENCE
+from pnn.runs import BY_SEQUENCE, read_config
 from pnn.stats import Estimate
 
 FOLDER = Path(__file__).parents[1] / "results" / "causal_pnn"
@@ -62,18 +67,86 @@ def test_arms_are_equal_where_they_are_said_to_be(scripts, size):
     assert asked == set(arms.ARMS)
 
 
+ENVIRONMENT = {
+    "git": {"commit": "0"},
+    "hardware": {"cpu": "x86_64", "threads": 1, "gpus": []},
+    "versions": {"torch": "2", "transformers": "5"},
+}
+
+
+def plant(run, loss, rate=1e-3, windows=None):
+    """What a finished run leaves."""
+    run.mkdir(parents=True)
+    training = {"learning_rate": rate, "min_learning_rate": rate / 10}
+    data = {"train": "/home/me/text/*.txt.xz", "tokenizer": "/home/me/gpt2/tokenizer.json"}
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": {"type": "ddl"}, "data": data, "training": training}))
+    (run / "evaluation.json").write_text(json.dumps({"loss": loss, "parameters": 100, "source": "/home/me/text/*.txt.xz"}))
+    (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    (run / "metrics.jsonl").write_text('{"step": 10, "tokens_per_second": 5.0}\n')
+    windows = np.full(40, 63 * loss) if windows is None else windows
+    (run / BY_SEQUENCE).write_text(json.dumps({"validation": {"targets": [63] * 40, "loss": windows.tolist()}}))
+
+
 def test_a_familys_rate_is_the_one_with_the_lowest_loss(scripts, tmp_path):
+    """From the folders of a sweep; a run that diverged has no evaluation."""
     arms, _ = scripts
     losses = {"additive": (3.0, 2.0, 2.5), "delta": (1.0, 2.0, 3.0), "pnn": (3.0, 2.0, 1.0)}
-    rows = [
-        {"name": f"{family}_once learning_rate={rate}", "seeds": [0], "texts": {"validation": {"value": loss}}}
-        for family, found in losses.items()
-        for rate, loss in zip(arms.SIZES["mini"].rates, found, strict=True)
-    ]
-    rows.append({"name": "pnn_once learning_rate=1", "seeds": []})  # it diverged
-    (tmp_path / "sweep.json").write_text(json.dumps({"arms": rows}))
-    assert arms.best_rates(tmp_path / "sweep.json") == {"additive": 2e-3, "delta": 1e-3, "pnn": 4e-3}
+    for family, found in losses.items():
+        for rate, loss in zip(arms.SIZES["mini"].rates, found, strict=True):
+            plant(tmp_path / f"{family}_once-learning_rate={rate:g}" / "seed-0", loss, rate)
+    (tmp_path / "pnn_once-learning_rate=1" / "seed-0").mkdir(parents=True)
+    assert arms.best_rates(tmp_path) == {"additive": 2e-3, "delta": 1e-3, "pnn": 4e-3}
     assert arms.config_of("pnn_once", arms.SIZES["toy"], 4e-3)["training"]["learning_rate"] == 4e-3
+
+
+def test_runs_of_size_mini_come_one_after_another(scripts, tmp_path, monkeypatch):
+    arms, collect = scripts
+    runs = tmp_path / "runs"
+    monkeypatch.setattr(sys, "argv", ["collect.py", "mini", str(runs)])
+    for family in arms.FAMILIES:
+        plant(runs / "rates" / f"{family}_once-learning_rate=0.002" / "seed-0", 4.0, 2e-3)
+    with pytest.raises(collect.UserError, match="no finished run"):
+        collect.main()
+    assert len(list(collect.MEASURED.rglob("evaluation.json"))) == 3  # kept all the same
+    for seed in range(3):
+        plant(runs / "main" / "additive_once" / f"seed-{seed}", 4.0 + seed / 100, 2e-3)
+    plant(runs / "main" / "delta_once" / "seed-0", 3.9, 2e-3)
+    collect.main()
+    shutil.rmtree(runs)  # another half an hour: what was kept counts as before
+    for seed in (1, 2):
+        plant(runs / "main" / "delta_once" / f"seed-{seed}", 3.9 + seed / 100, 2e-3)
+    plant(runs / "main" / "pnn_once" / "seed-1", 4.01, 2e-3)
+    collect.main()
+    result = json.loads((collect.HERE / "result_mini.json").read_text())
+    said = {tuple(pair["arms"]): pair for pairs in result["differences"].values() for pair in pairs}
+    assert said["delta_once", "additive_once"]["verdict"] == "better"
+    assert said["delta_once", "additive_once"]["over_seeds"]["value"] == pytest.approx(-0.1)
+    assert said["pnn_once", "additive_once"]["verdict"] == "too few seeds"
+    assert len(said) == 2
+    assert "`pnn_once` has 1 of 3 seeds" in result["departures"]
+    assert "`additive_deep` has 0 of 3 seeds" in result["departures"]
+    assert not any("additive_once" in one for one in result["departures"])
+    kept = "".join(path.read_text() for path in collect.MEASURED.rglob("*") if path.is_file())
+    assert "/home/me" not in kept
+
+
+@pytest.mark.slow
+def test_one_run_leaves_what_is_collected(tmp_path):
+    """With the text in place of 486 MB, a tokenizer of its own and a small model."""
+    (tmp_path / "text").mkdir()
+    text = "\n\n".join(synthetic.paragraphs(300, seed=0))
+    (tmp_path / "text" / "part-00.txt.xz").write_bytes(lzma.compress(text.encode()))
+    small = {"model.hidden_size": 16, "model.num_attention_heads": 2, "model.num_hidden_layers": 1, "model.vocab_size": 256}
+    small |= {"data.max_length": 32, "data.validation_sequences": 4, "data.tokenizer": "corpus", "data.vocab_size": 256}
+    small |= {"training.max_steps": 2, "training.batch_size": 4, "training.effective_batch_size": 4}
+    small |= {"training.evaluate_every": 2, "training.precision": "fp32"}
+    sets = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
+    command = ["bash", str(FOLDER / "one.sh"), "rates", "delta_once", "2e-3", "0", str(tmp_path), str(tmp_path / "runs"), *sets]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    run = tmp_path / "runs" / "rates" / "delta_once-learning_rate=2e-3" / "seed-0"
+    assert read_config(run).training.min_learning_rate == pytest.approx(2e-4)
+    assert (run / BY_SEQUENCE).exists()
 
 
 def test_a_difference_is_paired_and_needs_both_intervals(scripts, tmp_path):

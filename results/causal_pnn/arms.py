@@ -1,6 +1,6 @@
 """The arms of the comparison, written as configs for `pnn sweep`.
 
-    python results/causal_pnn/arms.py FOLDER [--size mini] [--rates RATES/sweep.json]
+    python results/causal_pnn/arms.py FOLDER [--size mini] [--rates RUNS/rates]
 
 A layer of the additive decoder has 4 d² numbers in its attention and 8 d² in its MLP. A refiner has 4 d², 2 d² in its gate and,
 with a GeGLU of width 2 d, 6 d²: the same 12 d². So one block of either costs the same, and arms differ in the rule by which a
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from pnn.files import write_text
-from pnn.runs import read_json
+from pnn.runs import read_config, read_json
 
 FAMILIES = {"additive": "adds (GPT-like)", "delta": "Deep Delta", "pnn": "causal PNN"}
 HERE = Path(__file__).resolve().parent
@@ -100,14 +100,13 @@ def config_of(name: str, size: Size, rate: float | None = None) -> dict[str, Any
     return config
 
 
-def best_rates(sweep: Path) -> dict[str, float]:
-    """Of each family, the rate with the lowest loss on the held-out text. Arms of the sweep: <family>_once learning_rate=…"""
+def best_rates(tried: Path) -> dict[str, float]:
+    """Of each family, the rate with the lowest loss on the held-out text. `tried`: the folder of all runs of <family>_once; one
+    that diverged has no evaluation."""
     found: dict[str, dict[float, float]] = {}
-    for arm in read_json(sweep)["arms"]:
-        if not arm["seeds"]:  # it diverged
-            continue
-        family, rate = arm["name"].split("_once learning_rate=")
-        found.setdefault(family, {})[float(rate)] = arm["texts"]["validation"]["value"]
+    for evaluation in tried.glob("*_once-learning_rate=*/seed-*/evaluation.json"):
+        family = evaluation.parts[-3].partition("_once")[0]
+        found.setdefault(family, {})[read_config(evaluation.parent).training.learning_rate] = read_json(evaluation)["loss"]
     return {family: min(losses, key=losses.__getitem__) for family, losses in found.items()}
 
 

@@ -1,10 +1,13 @@
 """From the runs of run.sh to result_SIZE.json and the tables of README.md.
 
 python results/causal_pnn/collect.py SIZE RUNS
+
+At size mini runs come one after another (one.sh): their small files are kept in measured/, and what is missing is told.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from arms import ARMS, FAMILIES, PAIRS, SIZES, best_rates, model_of
 
 from pnn.differences import losses_apart, pairs_table
 from pnn.errors import UserError
-from pnn.files import write_between, write_json
+from pnn.files import write_between, write_json, write_text
 from pnn.models.flops import inference_flops, training_flops
 from pnn.models.sections import model_config
 from pnn.numbers import estimate, short_count
@@ -22,6 +25,29 @@ from pnn.runs import BY_SEQUENCE, check_commit, read_config, read_environment, r
 from pnn.stats import student
 
 HERE = Path(__file__).parent
+MEASURED = HERE / "measured"  # at size mini
+FILES = ("config.yaml", "environment.json", "metrics.jsonl", "evaluation.json")
+SEEDS = 3
+
+
+def keep(folder: Path) -> None:
+    """Finished runs, without the places where one machine has its text, and the losses of windows in the digits that count."""
+    for part in ("rates", "main"):
+        for evaluation in sorted((folder / part).glob("*/seed-*/evaluation.json")):
+            run, data = evaluation.parent, read_config(evaluation.parent).data
+            check_commit(run)
+            target = MEASURED / run.relative_to(folder)
+            target.mkdir(parents=True, exist_ok=True)
+            places = {data.train: "TEXT", data.tokenizer: "TOKENIZER", data.prepared: "prepared"}
+            for name in FILES:
+                text = (run / name).read_text(encoding="utf-8")
+                for place, word in sorted(places.items(), reverse=True, key=lambda one: len(one[0])):  # one may begin another
+                    text = text.replace(place, word) if "/" in place else text
+                write_text(target / name, text)
+            if part == "main":
+                totals = read_json(run / BY_SEQUENCE)["validation"]
+                kept = {"targets": totals["targets"], "loss": [round(one, 3) for one in totals["loss"]]}
+                write_text(target / BY_SEQUENCE, json.dumps({"validation": kept}, separators=(",", ":")) + "\n")
 
 
 def runs_of(name: str, folder: Path) -> list[Path]:
@@ -33,8 +59,6 @@ def runs_of(name: str, folder: Path) -> list[Path]:
 
 def row(name: str, size: str, folder: Path) -> dict[str, Any]:
     runs = runs_of(name, folder)
-    if not runs:
-        raise UserError(f"{folder / 'main' / name}: no finished run")
     config = read_config(runs[0])
     shape, length = model_config(model_of(ARMS[name], SIZES[size])), config.data.max_length
     losses = [read_json(run / "evaluation.json")["loss"] for run in runs]
@@ -68,14 +92,24 @@ def tables(rows: dict[str, dict[str, Any]], found: dict[str, list[dict[str, Any]
 
 def main() -> None:
     size, folder = sys.argv[1], Path(sys.argv[2])
-    rows = {name: row(name, size, folder) for name in ARMS}
-    found = {question: [difference(*pair, folder) for pair in pairs] for question, pairs in PAIRS.items()}
-    rates = best_rates(folder / "rates" / "sweep.json")
-    first = read_environment(runs_of("additive_once", folder)[0])
-    seeds = min(len(one["loss_by_seed"]) for one in rows.values())
+    if size == "mini":
+        keep(folder)
+        folder = MEASURED
+    done = {name: runs_of(name, folder) for name in ARMS}
+    if not any(done.values()):
+        raise UserError(f"{folder / 'main'}: no finished run")
+    rows = {name: row(name, size, folder) for name in ARMS if done[name]}
+    seeds_of = {name: {run.name for run in runs} for name, runs in done.items()}
+    found = {
+        question: [difference(one, other, folder) for one, other in pairs if seeds_of[one] & seeds_of[other]]
+        for question, pairs in PAIRS.items()
+    }
+    rates = best_rates(folder / "rates")
+    first = read_environment(next(runs[0] for runs in done.values() if runs))
+    seeds = min(len(runs) for runs in done.values())
     edges = [family for family, rate in rates.items() if rate in (min(SIZES[size].rates), max(SIZES[size].rates))]
     departures = [f"{family}: {rates[family]:g} lies at the edge of the rates" for family in edges]
-    departures += [f"{name}: {len(one['loss_by_seed'])} seeds" for name, one in rows.items() if len(one["loss_by_seed"]) != 3]
+    departures += [f"`{name}` has {len(runs)} of {SEEDS} seeds" for name, runs in done.items() if len(runs) != SEEDS]
     result = {
         "question": "Do causal PNNs and loops of Deep Delta blocks predict text better than an additive decoder of equal "
         "parameters, or of equal FLOPs?",
@@ -95,4 +129,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -11,6 +11,6 @@ python3 "$here/arms.py" "$runs/tried" --size "$size"
 rm -f "$runs/rates/sweep.json" # of an earlier call
 python3 -m pnn sweep "$runs"/tried/{additive,delta,pnn}_once.yaml --over training.learning_rate="$(cat "$runs/tried/rates")" --output "$runs/rates" "$@" ||
   [ -e "$runs/rates/sweep.json" ] # a rate that diverges stands in it as failed
-python3 "$here/arms.py" "$runs/configs" --size "$size" --rates "$runs/rates/sweep.json"
+python3 "$here/arms.py" "$runs/configs" --size "$size" --rates "$runs/rates"
 python3 -m pnn sweep "$runs"/configs/{additive,delta,pnn}_{once,half_twice,twice}.yaml "$runs/configs/additive_deep.yaml" \
   --seeds 3 --output "$runs/main" "$@"
