@@ -1,4 +1,4 @@
-"""What still needs a GPU, in the order in which it is wanted, one run at a time.
+"""Does what still needs a GPU (wanted.py), in the order in which it is wanted, one run at a time.
 
 python results/to_measure.py                            # what is left, with its minutes on one H200
 python results/to_measure.py RUNS DATA --minutes 26     # do what fits into 26 minutes, in this order
@@ -8,12 +8,12 @@ For a GPU that is lent for half an hour. An item starts only if it will end in t
 
     tokens/, wikitext/       token shards of Wikipedia and of WikiText-103 valid (better_than_bert/README.md)
     glue/, superglue/        the official files
-    text/part-04.txt.xz      Wikipedia as text; SmolLM2-135M/: a model
+    text/part-0[0-4].txt.xz  Wikipedia as text (part-04 alone is enough for SmolLM2); gpt2/tokenizer.json
+    SmolLM2-135M/            a model (plasticity_study/convert.py)
+    packages/torch_pruning/  `pip install --target packages --no-deps torch-pruning`
 
 After each item RUNS/home.tar.gz holds all files but weights. An item is done if what it leaves is in RUNS or was collected.
-Some items follow from others: what is chosen on the held-out tail is trained longer, in the same call. Minutes of a training
-are tokens over the measured speed; the others are estimates. Not listed, because they are sweeps of more than half an hour:
-causal_pnn, plastic_training, and three seeds of the best hybrids.
+Some items follow from others: what is chosen on held-out text is trained longer, in the same call.
 """
 
 from __future__ import annotations
@@ -27,159 +27,14 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-from pnn.runs import read_json
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from wanted import Item, items
 
-HERE = Path(__file__).resolve().parent
-BERT = HERE / "better_than_bert"
-EPOCH = 78.7e6  # tokens
-AROUND = 0.5  # minutes of a training beside its updates, if another computes while it starts and evaluates
-RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("5e-4",), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
-SEEDS = {"pnn_rewrite": 5, "bert12": 3, "bert4": 5, "pnn_gateless": 3, "pnn_paper": 1}
-CANDIDATES = ("pnn_seven", "pnn_thrice", "pnn_eight")  # for the second form of better_than_bert
-SEEDS_OF_SECOND = (5, 3)  # with its gates, and without
-WORK = {"pnn_seven": 0.79, "pnn_thrice": 0.99, "pnn_eight": 0.88}  # FLOPs of BERT-12's, where no speed is measured
 GRACE = 20.0  # seconds that a process has to end when the time is up
 LARGEST = 4 << 20  # bytes of a file that goes home
-
-
-@dataclass(frozen=True)
-class Item:
-    name: str
-    minutes: float
-    command: str  # with {runs} and {data}
-    leaves: str  # a file in RUNS
-    kept: str  # a file in results/, once that is collected
-    needs: tuple[str, ...]  # in DATA
-    after: str = "."  # what must be in RUNS: weights that another item made
-    model: str = ""  # that it trains
-
-    def done(self, runs: Path | None) -> bool:
-        return (HERE / self.kept).exists() or (runs is not None and (runs / self.leaves).exists())
-
-    def can_start(self, runs: Path, data: Path) -> bool:
-        return (runs / self.after).exists() and all((data / name).exists() for name in self.needs)
-
-
-def items(runs: Path | None) -> Iterator[Item]:
-    """All of them, as far as they are known by now."""
-    for model, rate in [*((model, "2e-3") for model in (*CANDIDATES, "pnn_seven_gateless")), ("pnn_seven", "1e-3")]:
-        yield one_epoch(model, rate)
-    best = best_of([one_epoch(model, "2e-3") for model in CANDIDATES], runs, wanted=2)
-    longer = [training("(a)", model, f"a/{model}", 0, 3) for model in best]
-    yield from longer
-    second = best_of(longer, runs, wanted=1) if longer else []
-    # in turns: what is half done compares already. First the models that the question is about, whose rates are known
-    wanted = dict(SEEDS)
-    for form in second:
-        wanted = dict(zip((form, f"{form}_gateless"), SEEDS_OF_SECOND, strict=True)) | wanted
-    turns = [(seed, model) for seed in range(max(wanted.values())) for model, seeds in wanted.items() if seed < seeds]
-    late = ("pnn_gateless", "pnn_paper", *(("pnn_rewrite",) if second else ()))
-    first = [(seed, model) for seed, model in turns if seed < 3 and model not in late]
-    for seed, model in first:
-        yield training("(a)", model, f"a/{model}", seed, 3)
-    for form in second:
-        yield training("(b)", form, f"b/{form}", 0, 10)
-    for model, rates in RATES.items():
-        part = f"rates_{model}" + ("_rotary" if model == "bert12" else "")
-        for rate in rates:
-            yield training("rates", model, f"{part}/learning_rate={rate}", 0, 1, {"learning_rate": rate})
-    for seed, model in turns:
-        if (seed, model) not in first:
-            yield training("(a)", model, f"a/{model}", seed, 3)
-    tuning = f"bash {HERE}/downstream/run.sh {{data}} {{runs}}/better_than_bert"
-    for model in ("pnn_rewrite", "bert4", "bert12"):
-        if model != "pnn_rewrite":
-            yield training("(b)", model, f"b/{model}", 0, 10)
-        leaves, kept = f"better_than_bert/{model}.tuned", f"downstream/measured/{model}-glue/sst2/result.json"
-        weights = "." if model == "pnn_rewrite" else f"better_than_bert/b/{model}/seed-0/evaluation.json"
-        yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
-    yield from shrink()
-    hybrids = f"env TOKENS={{data}}/tokens bash {HERE}/hybrids/run.sh look {{runs}}/hybrids"
-    yield Item("a look at hybrids", 13.0, hybrids, "hybrids/look/sweep.json", "hybrids/measured/wikipedia.json", ("tokens",))
-    widths = f"bash {HERE}/widths/run.sh {{data}}/tokens {{runs}}/widths"  # twenty runs of half an epoch, ten at width 256
-    yield Item("widths", 17.0, widths, "widths/muon_w768_plain/sweep.json", "widths/result.json", ("tokens",))
-
-
-def shrink() -> Iterator[Item]:
-    """Of SmolLM2: looks at how to learn, a fifth fewer parameters, then the curve, one seed, and without the teacher."""
-    command = f"{sys.executable} {HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
-    command += " --score-rows 256 --adapt 300"
-    too, not_too = "--kinds token head neuron", "--kinds head neuron"
-    arms = [
-        ("control", "--shares"),
-        ("less-20-tokens-logits", f"--shares 0.2 {too}"),
-        ("less-20-logits", f"--shares 0.2 {not_too}"),
-    ]
-    wanted = [(name, asked, seed) for seed in range(3) for name, asked in arms]
-    wanted += [(f"less-{share}-tokens-logits", f"--shares {share / 100:g} {too}", 0) for share in (10, 30, 40, 50)]
-    wanted += [("less-20-tokens-none", f"--shares 0.2 --teachers none {too}", 0)]
-    left = [
-        (f"{name}-{seed}", 2.5, f"{asked} --seeds {seed} --updates 769 --rate 6e-4")  # 25M tokens of learning each
-        for name, asked, seed in wanted
-    ]
-    # would more and smaller updates make more of the same tokens? Looks at 6.3M of them, by rows per update and rate
-    looks = [
-        (
-            f"less-20-tokens-logits-0-look-{rows}-{rate}",
-            1.5,
-            f"--shares 0.2 {too} --seeds 0 --look {rows}-{rate} --batch {rows} --updates {192 * 64 // rows} --rate {rate}",
-        )
-        for rows, rate in ((64, "6e-4"), (16, "6e-4"), (16, "3e-4"))
-    ]
-    after = "."
-    for name, minutes, asked in [*looks, *left]:
-        kept = f"shrink/measured/smollm2_135m/{name}.json"
-        about = (f"shrink/measured/{name}.json", kept, ("SmolLM2-135M", "text"), after)
-        yield Item(f"shrink, {name}", minutes, f"{command} {asked}", *about)
-        if not (HERE / kept).exists():
-            after = "shrink/measured/adapted.json"  # which the first that is left makes
-
-
-def one_epoch(model: str, rate: str) -> Item:
-    arm = f"rates_{model}/learning_rate={rate}"
-    return training("rates", model, arm, 0, 1, {"learning_rate": rate})
-
-
-def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[str]:
-    """The models that are right most often on the held-out tail. None before all are known."""
-    tails = {}
-    for item in candidates:
-        files = [HERE / item.kept, *([] if runs is None else [runs / item.leaves])]
-        found = [read_json(file)["accuracy"] for file in files if file.exists()]
-        if not found:
-            return []
-        tails[item.model] = found[0]
-    return sorted(tails, key=lambda model: -tails[model])[:wanted]
-
-
-def training(stage: str, model: str, arm: str, seed: int, epochs: int, more: dict[str, str] | None = None) -> Item:
-    """One run of the comparison with BERT."""
-    rows = read_json(BERT / "measured" / "speeds.json")["rows"]
-    speeds = {row["config"]: row["tokens_per_second"]["median"] for row in rows if row["what"] == "train"}
-    speed = speeds.get(model) or speeds["bert12"] / WORK[model.removesuffix("_gateless")]
-    settings: dict[str, object] = {
-        f"training.{key}": value for key, value in {"epochs": epochs, "seed": seed, **(more or {})}.items()
-    }
-    folder = f"{arm}/seed-{seed}"
-    return Item(
-        f"{stage} {model}, seed {seed}" + "".join(f", {key} {value}" for key, value in (more or {}).items()),
-        epochs * EPOCH / speed / 60 + AROUND,
-        train(BERT / "configs" / f"{model}.yaml", f"better_than_bert/{folder}", settings),
-        f"better_than_bert/{folder}/evaluation.json",
-        f"better_than_bert/measured/{folder}/evaluation.json",
-        ("tokens", "wikitext"),
-        model=model,
-    )
-
-
-def train(config: Path, folder: str, settings: dict[str, object]) -> str:
-    settings = settings | {"data.train": "{data}/tokens", "evaluation.sets.wikitext_tokens.source": "{data}/wikitext"}
-    sets = " ".join(f"--set {key}={value}" for key, value in settings.items())
-    return f"{sys.executable} -m pnn train {config} --output {{runs}}/{folder} --resume {sets}"
 
 
 def take_home(runs: Path) -> None:

@@ -174,6 +174,7 @@ def test_the_second_form_is_the_better_of_two_after_three_epochs_and_then_stands
     assert metrics["points_ahead_at_b"]["bert12"]["mean"] == pytest.approx(3)
     assert "(a): PNN-rewrite, seven refiners, without gates lacks seed 2" in found["departures"]
     assert not [one for one in found["departures"] if "eight" in one]
+    assert not [one for one in found["departures"] if one.startswith("(a): PNN-rewrite ") or "its gate " in one]
     page = (collect.HERE / "README.md").read_text()
     assert "| (a) | PNN-rewrite, seven refiners | BERT-12 | +10.00" in page
     assert "| (a) | PNN-rewrite | BERT-12 | +1.00" in page
@@ -286,6 +287,16 @@ def test_work_is_counted_as_the_benchmark_counts_it(collect):
         if row["what"] == "train" and row["implementation"] == "pnn":
             config = load_config(str(ROOT / "results" / "pnn_paper_protocol" / "measured" / row["config"] / "config.yaml"), [])
             assert collect.flops_per_token(config) == pytest.approx(row["flops_per_token"], rel=0.005)
+
+
+def test_there_is_no_second_form_if_neither_candidate_is_ahead(collect, put):
+    put("a", "pnn_rewrite", 0, points=5)
+    for candidate in ("pnn_eight", "pnn_seven"):
+        put("a", candidate, 0, points=5)
+    found = result(collect)
+    assert (found["metrics"]["form"], "first_form" in found["metrics"]) == ("pnn_rewrite", False)
+    assert "(a): PNN-rewrite lacks seeds 1, 2, 3, 4" in found["departures"]
+    assert not [one for one in found["departures"] if "second form" in one or "seven" in one]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import importlib
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,22 @@ RESULTS = Path(__file__).parents[1] / "results"
 def to_measure(monkeypatch):
     monkeypatch.syspath_prepend(RESULTS)
     return importlib.import_module("to_measure")
+
+
+@pytest.fixture
+def wanted(to_measure, monkeypatch, tmp_path):
+    """As if nothing but speeds was collected."""
+    module = importlib.import_module("wanted")
+    speeds = tmp_path / "here" / "better_than_bert" / "measured" / "speeds.json"
+    speeds.parent.mkdir(parents=True)
+    shutil.copy(RESULTS / "better_than_bert" / "measured" / "speeds.json", speeds)
+    monkeypatch.setattr(module, "HERE", tmp_path / "here")
+    monkeypatch.setattr(module, "BERT", tmp_path / "here" / "better_than_bert")
+    return module
+
+
+def named(module, runs, start):
+    return {one.name.removeprefix(start): one for one in module.items(runs) if one.name.startswith(start)}
 
 
 @pytest.fixture
@@ -78,50 +95,115 @@ def test_everything_but_weights_goes_home(to_measure, tmp_path, monkeypatch):
 
 def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
     monkeypatch.syspath_prepend(RESULTS / "better_than_bert")
-    comparison = importlib.import_module("comparison")
-    for name in ("SEEDS", "SEEDS_OF_SECOND", "CANDIDATES"):
-        assert getattr(to_measure, name) == getattr(comparison, name)
-    wanted = [one for one in to_measure.items(None) if one.name.startswith(("rates", "(a)", "(b)"))]
-    for one in wanted:
+    comparison, wanted = importlib.import_module("comparison"), importlib.import_module("wanted")
+    for name in ("SEEDS", "SEEDS_OF_SECOND", "SEEDS_BESIDE_SECOND", "CANDIDATES"):
+        assert getattr(wanted, name) == getattr(comparison, name)
+    trainings = [one for one in wanted.items(None) if one.name.startswith(("rates", "(a)", "(b)"))]
+    for one in trainings:
         run = comparison.Run(Path("RUNS") / Path(one.leaves).parent)
         assert run.model in one.name
         assert f"seed {run.seed}" in one.name
         assert run.stage in one.name
         assert (RESULTS / "better_than_bert" / "configs" / f"{run.model}.yaml").exists()
-    assert len({one.leaves for one in wanted}) == len(wanted)
+    assert len({one.leaves for one in trainings}) == len(trainings)
     monkeypatch.setattr(sys, "argv", ["to_measure.py"])
     to_measure.main()
     assert "minutes in all" in capsys.readouterr().out
 
 
-def leave(runs, item, accuracy):
+def leave(runs, item, accuracy, loss=1.0):
     """What `pnn train` would."""
     (runs / item.leaves).parent.mkdir(parents=True)
-    (runs / item.leaves).write_text(json.dumps({"accuracy": accuracy}))
+    (runs / item.leaves).write_text(json.dumps({"accuracy": accuracy, "loss": loss}))
 
 
-def test_what_is_best_on_the_tail_is_trained_longer(to_measure, tmp_path, monkeypatch):
+def test_what_is_best_on_the_tail_is_trained_longer(wanted, tmp_path):
     """Two of three candidates after one epoch, one of them after three; nothing before all of a kind are known."""
-    monkeypatch.setattr(to_measure, "HERE", tmp_path / "nothing collected")
-
-    def named(start):
-        return {one.name.removeprefix(start): one for one in to_measure.items(tmp_path) if one.name.startswith(start)}
-
     tails = {"pnn_seven": 0.46, "pnn_thrice": 0.48, "pnn_eight": 0.47}
     for model, tail in tails.items():
-        assert not named("(a) pnn_thrice")
-        leave(tmp_path, named("rates ")[f"{model}, seed 0, learning_rate 2e-3"], tail)
-    leave(tmp_path, named("rates ")["pnn_seven, seed 0, learning_rate 1e-3"], 0.9)  # a rate chooses no form
-    assert set(named("(a) pnn_")) >= {"thrice, seed 0", "eight, seed 0"}
-    assert not named("(a) pnn_seven")
-    assert not named("(a) pnn_thrice_gateless")
-    leave(tmp_path, named("(a) ")["pnn_thrice, seed 0"], 0.51)
-    assert not named("(a) pnn_eight, seed 1")
-    leave(tmp_path, named("(a) ")["pnn_eight, seed 0"], 0.52)
-    assert {f"pnn_eight, seed {seed}" for seed in range(5)} <= set(named("(a) "))
-    assert {f"pnn_eight_gateless, seed {seed}" for seed in range(3)} <= set(named("(a) "))
-    assert "pnn_eight, seed 0" in named("(b) ")
-    assert not named("(a) pnn_thrice, seed 1")
+        assert not named(wanted, tmp_path, "(a) pnn_thrice")
+        leave(tmp_path, named(wanted, tmp_path, "rates ")[f"{model}, seed 0, learning_rate 2e-3"], tail)
+    leave(tmp_path, named(wanted, tmp_path, "rates ")["pnn_seven, seed 0, learning_rate 1e-3"], 0.9)  # a rate chooses no form
+    assert set(named(wanted, tmp_path, "(a) pnn_")) >= {
+        "thrice, seed 0",
+        "eight, seed 0",
+        "rewrite, seed 4",
+        "gateless, seed 2",
+    }
+    assert not named(wanted, tmp_path, "(a) pnn_seven")
+    leave(tmp_path, named(wanted, tmp_path, "(a) ")["pnn_rewrite, seed 0"], 0.50)
+    leave(tmp_path, named(wanted, tmp_path, "(a) ")["pnn_thrice, seed 0"], 0.51)
+    assert not named(wanted, tmp_path, "(a) pnn_eight, seed 1")
+    leave(tmp_path, named(wanted, tmp_path, "(a) ")["pnn_eight, seed 0"], 0.52)
+    left = named(wanted, tmp_path, "(a) ")
+    assert {f"pnn_eight, seed {seed}" for seed in range(5)} <= set(left)
+    assert {f"pnn_eight_gateless, seed {seed}" for seed in range(3)} <= set(left)
+    assert not {"pnn_thrice, seed 1", "pnn_rewrite, seed 3", "pnn_gateless, seed 0"} & set(left)
+    assert "pnn_rewrite, seed 2" in left
+    assert "pnn_eight, seed 0" in named(wanted, tmp_path, "(b) ")
+
+
+def test_if_neither_candidate_is_ahead_there_is_no_second_form(wanted, tmp_path):
+    for model, tail in {"pnn_seven": 0.48, "pnn_thrice": 0.46, "pnn_eight": 0.47}.items():
+        leave(tmp_path, named(wanted, tmp_path, "rates ")[f"{model}, seed 0, learning_rate 2e-3"], tail)
+    before = set(named(wanted, tmp_path, "(a) "))
+    for model in ("pnn_rewrite", "pnn_seven", "pnn_eight"):
+        leave(tmp_path, named(wanted, tmp_path, "(a) ")[f"{model}, seed 0"], 0.5)
+    assert set(named(wanted, tmp_path, "(a) ")) == before  # the candidates' first seeds and the first form's five
+    assert not named(wanted, tmp_path, "(b) pnn_")
+
+
+def test_a_form_is_trained_at_its_own_best_rate(wanted, tmp_path):
+    for name, tail in {"pnn_seven, seed 0, learning_rate 2e-3": 0.46, "pnn_seven, seed 0, learning_rate 1e-3": 0.47}.items():
+        leave(tmp_path, named(wanted, tmp_path, "rates ")[name], tail)
+    for model in ("pnn_thrice", "pnn_eight"):
+        leave(tmp_path, named(wanted, tmp_path, "rates ")[f"{model}, seed 0, learning_rate 2e-3"], 0.4)
+    (longer,) = named(wanted, tmp_path, "(a) pnn_seven").values()
+    assert "training.learning_rate=1e-3" in longer.command
+    assert "learning_rate" not in named(wanted, tmp_path, "(a) ")["pnn_thrice, seed 0"].command
+
+
+def test_the_best_three_schedules_are_trained_longer(wanted, tmp_path):
+    """Beside `looped`, whose runs are PNN-rewrite's."""
+    looks = named(wanted, tmp_path, "hybrids, a look at ")
+    assert {name.partition(",")[0] for name in looks} == set(wanted.STEPS) - {"looped"}
+    for place, item in enumerate(looks.values()):
+        assert not named(wanted, tmp_path, "hybrids, three")
+        leave(tmp_path, item, 0.40 + place / 100)
+    looped = wanted.HERE / "better_than_bert" / "measured" / "looks" / "rotary" / "seed-0"
+    looped.mkdir(parents=True)
+    for tail, others in ((0.1, 3), (0.9, 2)):  # it is one of the best three, or goes on beside them
+        (looped / "evaluation.json").write_text(json.dumps({"accuracy": tail}))
+        longer = named(wanted, tmp_path, "hybrids, three epochs of ")
+        assert list(longer) == [f"{name}, seed {seed}" for seed in range(3) for name in BEST_LAST[:others]]
+    assert longer["both_ends_long, seed 0"].kept == "hybrids/measured/wide/a/both_ends_long/seed-0/evaluation.json"
+
+
+BEST_LAST = ["both_ends_long", "four_once", "eight"]  # by the order of STEPS
+
+
+def test_decoders_train_at_the_best_rate_of_their_family(wanted, tmp_path):
+    for place, item in enumerate(named(wanted, tmp_path, "causal_pnn, rates, delta_once, seed 0, ").values()):
+        assert not named(wanted, tmp_path, "causal_pnn, main")
+        leave(tmp_path, item, 0, loss=(3.0, 2.0, 2.5)[place])
+    main = named(wanted, tmp_path, "causal_pnn, main, ")
+    assert set(main) == {f"delta_{arm}, seed {seed}" for arm in ("once", "half_twice", "twice") for seed in range(3)}
+    assert all(" 2e-3 " in item.command for item in main.values())
+
+
+def test_every_command_is_there(to_measure, monkeypatch):
+    """Scripts and configs that commands name exist; and each leaves a file of its own."""
+    module = importlib.import_module("wanted")
+    found = list(module.items(None))
+    for item in found:
+        words = shlex.split(item.command)
+        named_files = [word for word in words if word.startswith(str(module.HERE))]
+        assert named_files
+        assert all(Path(word).exists() for word in named_files), item.name
+    leaves = {}
+    for item in found:
+        assert leaves.setdefault(item.leaves, item.name) == item.name
+    assert len({item.minutes for item in found} - {0}) > 5
 
 
 def test_items_that_follow_are_done_in_the_same_call(to_measure, item, tmp_path, capfd):

@@ -169,7 +169,9 @@ def main() -> None:
     parser.add_argument("--teachers", nargs="+", default=["logits"], help="logits, states, none")
     parser.add_argument("--peers", nargs="*", default=[], choices=RECIPES, help="cut as these do, not as pnn shrink does")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--look", default="", help="a word for the names of arms with other settings, which are not compared")
+    parser.add_argument(
+        "--look", default="", help="ROWS-RATE: arms that learn so, beside the others and not compared with them"
+    )
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--adapt", type=int, default=500)
     parser.add_argument("--rate", type=float, default=3e-4)
@@ -182,18 +184,20 @@ def main() -> None:
     asked = parser.parse_args()
     runs = Path(asked.runs)
     loaded = open_model(asked.model)
+    rows, rate = asked.look.split("-", 1) if asked.look else (asked.batch, asked.rate)
     text = read_text(
         loaded.model,
         loaded.tokenizer,
         asked.text,
         length=asked.length,
-        train_rows=max(asked.updates, asked.adapt) * asked.batch,
+        train_rows=max(asked.updates * int(rows), asked.adapt * asked.batch),
         held_out_rows=asked.held_out,
         count=TOKEN in asked.kinds,
         progress=track,
     )
     study = Study(text, loaded.tokenizer, runs, asked)
     study.adapted(loaded.model)
+    asked.batch, asked.rate = int(rows), float(rate)  # a look starts from the same model as the arms
     write_json(runs / "measured" / "environment.json", environment(0, 1))
     for seed in asked.seeds:
         for share in asked.shares:

@@ -1,0 +1,267 @@
+"""What still needs a GPU, in the order in which it is wanted: to_measure.py does it.
+
+An item is one command of a few minutes. Minutes of a training are tokens over the measured speed; the others are estimates. Not
+here: plastic_training at full size, whose arms are not chosen yet.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pnn.runs import read_json
+
+HERE = Path(__file__).resolve().parent
+BERT = HERE / "better_than_bert"
+EPOCH = 78.7e6  # tokens
+AROUND = 0.5  # minutes of a training beside its updates, if another computes while it starts and evaluates
+
+
+@dataclass(frozen=True)
+class Item:
+    name: str
+    minutes: float
+    command: str  # with {runs} and {data}
+    leaves: str  # a file in RUNS
+    kept: str  # a file in results/, once that is collected
+    needs: tuple[str, ...]  # in DATA
+    after: str = "."  # what must be in RUNS: weights that another item made
+    model: str = ""  # that it trains
+
+    def done(self, runs: Path | None) -> bool:
+        return self.found(runs) is not None
+
+    def found(self, runs: Path | None) -> Path | None:
+        """What it left, collected or not."""
+        files = [HERE / self.kept, *([] if runs is None else [runs / self.leaves])]
+        return next((file for file in files if file.exists()), None)
+
+    def can_start(self, runs: Path, data: Path) -> bool:
+        return (runs / self.after).exists() and all((data / name).exists() for name in self.needs)
+
+
+def items(runs: Path | None) -> Iterator[Item]:
+    """All of them, as far as they are known by now."""
+    yield from comparison(runs)
+    yield from shrink()
+    yield from hybrids(runs)
+    widths = f"bash {HERE}/widths/run.sh {{data}}/tokens {{runs}}/widths"  # twenty runs of half an epoch, ten at width 256
+    yield Item("widths", 17.0, widths, "widths/muon_w768_plain/sweep.json", "widths/result.json", ("tokens",))
+    yield from causal(runs)
+
+
+def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[Item]:
+    """Those that are right most often on the held-out tail, earlier ones first where they are level. None before all are
+    known."""
+    files = [item.found(runs) for item in candidates]
+    if None in files:
+        return []
+    tails = [read_json(file)["accuracy"] for file in files if file is not None]
+    return [candidates[at] for at in sorted(range(len(tails)), key=lambda at: -tails[at])[:wanted]]
+
+
+# The comparison with BERT ---------------------------------------------------------------------------------------------
+
+RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("5e-4",), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
+OURS = "pnn_rewrite"
+SEEDS = {OURS: 5, "bert12": 3, "bert4": 5, "pnn_gateless": 3, "pnn_paper": 1}
+CANDIDATES = ("pnn_seven", "pnn_thrice", "pnn_eight")  # for the second form
+SEEDS_OF_SECOND = (5, 3)  # with its gates, and without
+SEEDS_BESIDE_SECOND = {OURS: 3, "pnn_gateless": 0}
+WORK = {"pnn_seven": 0.79, "pnn_thrice": 0.99, "pnn_eight": 0.88}  # FLOPs of BERT-12's, where no speed is measured
+
+
+def comparison(runs: Path | None) -> Iterator[Item]:
+    """First the candidates for the second form, and what rule 10 makes of them. Then in turns: what is half done compares
+    already. First the models that the question is about, whose rates are known."""
+    for model, rate in [*((model, "2e-3") for model in (*CANDIDATES, "pnn_seven_gateless")), ("pnn_seven", "1e-3")]:
+        yield one_epoch(model, rate)
+    best = best_of([one_epoch(model, "2e-3") for model in CANDIDATES], runs, wanted=2)
+    longer = [three_epochs(item.model, 0, runs) for item in best]
+    yield from longer
+    second = best_of([three_epochs(OURS, 0, runs), *longer], runs, wanted=1) if longer else []
+    form = second[0].model if second else OURS
+    wanted = dict(SEEDS)
+    if form != OURS:
+        wanted = dict(zip((form, f"{form}_gateless"), SEEDS_OF_SECOND, strict=True)) | wanted | SEEDS_BESIDE_SECOND
+    turns = [(seed, model) for seed in range(max(wanted.values())) for model, seeds in wanted.items() if seed < seeds]
+    late = ("pnn_gateless", "pnn_paper", *(() if form == OURS else (OURS,)))
+    first = [(seed, model) for seed, model in turns if seed < 3 and model not in late]
+    for seed, model in first:
+        yield three_epochs(model, seed, runs)
+    if form != OURS:
+        yield training("(b)", form, f"b/{form}", 0, 10, best_rate(form, runs))
+    for model, rates in RATES.items():
+        part = f"rates_{model}" + ("_rotary" if model == "bert12" else "")
+        for rate in rates:
+            if wanted[model]:
+                yield training("rates", model, f"{part}/learning_rate={rate}", 0, 1, {"learning_rate": rate})
+    for seed, model in turns:
+        if (seed, model) not in first:
+            yield three_epochs(model, seed, runs)
+    tuning = f"bash {HERE}/downstream/run.sh {{data}} {{runs}}/better_than_bert"
+    for model in (OURS, "bert4", "bert12"):
+        if model != OURS:
+            yield training("(b)", model, f"b/{model}", 0, 10)
+        leaves, kept = f"better_than_bert/{model}.tuned", f"downstream/measured/{model}-glue/sst2/result.json"
+        weights = "." if model == OURS else f"better_than_bert/b/{model}/seed-0/evaluation.json"
+        yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
+
+
+def one_epoch(model: str, rate: str) -> Item:
+    return training("rates", model, f"rates_{model}/learning_rate={rate}", 0, 1, {"learning_rate": rate})
+
+
+def three_epochs(model: str, seed: int, runs: Path | None) -> Item:
+    return training("(a)", model, f"a/{model}", seed, 3, best_rate(model, runs))
+
+
+def best_rate(model: str, runs: Path | None) -> dict[str, str]:
+    """Nothing where it is the config's own. Only pnn_seven is asked at another."""
+    if model != "pnn_seven":
+        return {}
+    best = best_of([one_epoch(model, rate) for rate in ("2e-3", "1e-3")], runs, wanted=1)
+    return {"learning_rate": "1e-3"} if best and best[0].leaves == one_epoch(model, "1e-3").leaves else {}
+
+
+def training(
+    stage: str, model: str, arm: str, seed: int, epochs: int, more: dict[str, str] | None = None, config: Path | None = None
+) -> Item:
+    """One run by the comparison's recipe: of a model of its own, or of `config`, for the study whose folder that is in."""
+    config = BERT / "configs" / f"{model}.yaml" if config is None else config
+    study = config.relative_to(HERE).parts[0]
+    settings: dict[str, object] = {
+        f"training.{key}": value for key, value in {"epochs": epochs, "seed": seed, **(more or {})}.items()
+    }
+    folder = f"{arm}/seed-{seed}"
+    measured = "measured" if study == BERT.name else f"measured/{config.parent.name}"
+    return Item(
+        f"{stage} {model}, seed {seed}" + "".join(f", {key} {value}" for key, value in (more or {}).items()),
+        epochs * EPOCH / speed_of(model) / 60 + AROUND,
+        train(config, f"{study}/{folder}", settings),
+        f"{study}/{folder}/evaluation.json",
+        f"{study}/{measured}/{folder}/evaluation.json",
+        ("tokens", "wikitext"),
+        model=model,
+    )
+
+
+def speed_of(model: str) -> float:
+    """Tokens per second, as measured or by FLOPs."""
+    rows = read_json(BERT / "measured" / "speeds.json")["rows"]
+    speeds = {row["config"]: row["tokens_per_second"]["median"] for row in rows if row["what"] == "train"}
+    if model in STEPS:
+        return float(speeds[OURS] * STEPS["looped"] / STEPS[model])
+    return float(speeds.get(model) or speeds["bert12"] / WORK[model.removesuffix("_gateless")])
+
+
+def train(config: Path, folder: str, settings: dict[str, object]) -> str:
+    settings = settings | {"data.train": "{data}/tokens", "evaluation.sets.wikitext_tokens.source": "{data}/wikitext"}
+    sets = " ".join(f"--set {key}={value}" for key, value in settings.items())
+    return f"{sys.executable} -m pnn train {config} --output {{runs}}/{folder} --resume {sets}"
+
+
+# A smaller SmolLM2 ----------------------------------------------------------------------------------------------------
+
+LEARNS = "--updates 769 --rate 6e-4"  # 25M tokens
+PEERS = ("llm_pruner", "tp_width", "tp_taylor")
+
+
+def shrink() -> Iterator[Item]:
+    """Looks at how to learn, a fifth fewer parameters, the curve, one seed, and without the teacher; then other pruners."""
+    too, not_too = "--kinds token head neuron", "--kinds head neuron"
+    arms = [
+        ("control", "--shares"),
+        ("less-20-tokens-logits", f"--shares 0.2 {too}"),
+        ("less-20-logits", f"--shares 0.2 {not_too}"),
+    ]
+    wanted = [(name, asked, seed) for seed in range(3) for name, asked in arms]
+    wanted += [(f"less-{share}-tokens-logits", f"--shares {share / 100:g} {too}", 0) for share in (10, 30, 40, 50)]
+    wanted += [("less-20-tokens-none", f"--shares 0.2 --teachers none {too}", 0)]
+    # would more and smaller updates make more of the same tokens? Looks at 6.3M of them, by rows per update and rate
+    looks = [
+        (
+            f"less-20-tokens-logits-0-look-{rows}-{rate}",
+            1.5,
+            f"--shares 0.2 {too} --seeds 0 --look {rows}-{rate} --updates {192 * 64 // rows} --batch 64 --rate 6e-4",
+        )
+        for rows, rate in ((64, "6e-4"), (16, "6e-4"), (16, "3e-4"))
+    ]
+    left = [(f"{name}-{seed}", 2.5, f"{asked} --seeds {seed} {LEARNS}") for name, asked, seed in wanted]
+    others = [
+        (f"less-20-{peer}-{seed}", 3.0, f"--shares 0.2 --peers {peer} --seeds {seed} {LEARNS}")
+        for seed in range(3)
+        for peer in PEERS
+    ]
+    path = ":".join(["{data}/packages", *filter(None, [os.environ.get("PYTHONPATH")])])
+    study = f"{HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
+    command = f"env {shlex.quote(f'PYTHONPATH={path}')} {sys.executable} {study} --score-rows 256 --adapt 300"
+    after = "."
+    for name, minutes, asked in [*looks, *left, *others]:
+        needs = ("SmolLM2-135M", "text/part-04.txt.xz", *(("packages/torch_pruning",) if "-tp_" in name else ()))
+        about = (f"shrink/measured/{name}.json", f"shrink/measured/smollm2_135m/{name}.json", needs, after)
+        item = Item(f"shrink, {name}", minutes, f"{command} {asked}", *about)
+        yield item
+        if not (HERE / item.kept).exists():
+            after = "shrink/measured/adapted.json"  # which the first that is left makes
+
+
+# Where distinct weights stand -----------------------------------------------------------------------------------------
+
+# of each arm; one step costs the same in all
+STEPS = {"looped": 8, "entering": 8, "leaving": 8, "both_ends": 8, "one": 8, "eight": 8, "four_once": 4, "both_ends_long": 12}
+
+
+def hybrids(runs: Path | None) -> Iterator[Item]:
+    """A look at every arm, then three seeds of the best three. `looped` is PNN-rewrite of the comparison with BERT."""
+    looks = [of_hybrids("a look at", arm, "looks", 0, 1) for arm in STEPS if arm != "looped"]
+    yield from looks
+    looped = Item("looped", 0, "", "none", f"{BERT.name}/measured/looks/rotary/seed-0/evaluation.json", (), model="looped")
+    for seed in range(3):
+        for item in best_of([looped, *looks], runs, wanted=3):
+            if item.model != "looped":
+                yield of_hybrids("three epochs of", item.model, "a", seed, 3)
+
+
+def of_hybrids(stage: str, arm: str, part: str, seed: int, epochs: int) -> Item:
+    return training(f"hybrids, {stage}", arm, f"{part}/{arm}", seed, epochs, config=HERE / "hybrids" / "wide" / f"{arm}.yaml")
+
+
+# Causal PNNs and loops of Deep Delta blocks ---------------------------------------------------------------------------
+
+FAMILIES = ("additive", "delta", "pnn")
+OF_DECODERS = ("1e-3", "2e-3", "4e-3")
+WIKIPEDIA = tuple(f"text/part-0{part}.txt.xz" for part in range(5))
+
+
+def causal(runs: Path | None) -> Iterator[Item]:
+    """Rates of each family, then three seeds of every arm at its family's best."""
+    best: dict[str, Any] = {}
+    for family in FAMILIES:
+        tried = {rate: of_causal("rates", f"{family}_once", rate, 0) for rate in OF_DECODERS}
+        yield from tried.values()
+        files = {rate: item.found(runs) for rate, item in tried.items()}
+        if None not in files.values():
+            best[family] = min(OF_DECODERS, key=lambda rate: read_json(files[rate])["loss"])  # type: ignore[arg-type]
+    for seed in range(3):
+        for family, rate in best.items():
+            for arm in ("once", "half_twice", "twice", *(("deep",) if family == "additive" else ())):
+                yield of_causal("main", f"{family}_{arm}", rate, seed)
+
+
+def of_causal(part: str, arm: str, rate: str, seed: int) -> Item:
+    folder = f"{part}/{arm}" + (f"-learning_rate={rate}" if part == "rates" else "") + f"/seed-{seed}"
+    return Item(
+        f"causal_pnn, {part}, {arm}, seed {seed}" + (f", {rate}" if part == "rates" else ""),
+        1.9 if arm.endswith(("_twice", "_deep")) and "half" not in arm else 1.5,
+        f"bash {HERE}/causal_pnn/one.sh {part} {arm} {rate} {seed} {{data}} {{runs}}/causal_pnn",
+        f"causal_pnn/{folder}/evaluation.json",
+        f"causal_pnn/measured/{folder}/evaluation.json",
+        (*WIKIPEDIA, "gpt2/tokenizer.json"),
+        model=arm,
+    )
