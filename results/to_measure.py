@@ -69,7 +69,8 @@ def work(known: Callable[[], list[Item]], runs: Path, data: Path, minutes: float
             fitting = [item for item in waiting if busy_until + 60 * item.minutes <= end and item.can_start(runs, data)]
             if not running and not fitting:
                 break
-            if fitting and len(running) < at_a_time:
+            by_itself = any(item.alone for item in [*fitting[:1], *running.values()])
+            if fitting and len(running) < (1 if by_itself else at_a_time):
                 item = fitting[0]
                 waiting.remove(item)
                 begun.add(item.name)

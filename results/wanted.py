@@ -32,6 +32,7 @@ class Item:
     needs: tuple[str, ...]  # in DATA
     after: str = "."  # what must be in RUNS: weights that another item made
     model: str = ""  # that it trains
+    alone: bool = False  # nothing else may compute meanwhile: it times
 
     def done(self, runs: Path | None) -> bool:
         return self.found(runs) is not None
@@ -79,23 +80,26 @@ WORK = {"pnn_seven": 0.79, "pnn_thrice": 0.99, "pnn_eight": 0.88}  # FLOPs of BE
 def comparison(runs: Path | None) -> Iterator[Item]:
     """First the candidates for the second form, and what rule 10 makes of them. Then in turns: what is half done compares
     already. First the models that the question is about, whose rates are known."""
-    for model, rate in [*((model, "2e-3") for model in (*CANDIDATES, "pnn_seven_gateless")), ("pnn_seven", "1e-3")]:
-        yield one_epoch(model, rate)
-    best = best_of([one_epoch(model, "2e-3") for model in CANDIDATES], runs, wanted=2)
-    longer = [three_epochs(item.model, 0, runs) for item in best]
+    candidates = [one_epoch(model) for model in CANDIDATES]
+    yield from candidates
+    longer = [three_epochs(item.model, 0) for item in best_of(candidates, runs, wanted=2)]
     yield from longer
-    second = best_of([three_epochs(OURS, 0, runs), *longer], runs, wanted=1) if longer else []
-    form = second[0].model if second else OURS
+    second = best_of([three_epochs(OURS, 0), *longer], runs, wanted=1) if longer else []
+    form, known = second[0].model if second else OURS, bool(second)
     wanted = dict(SEEDS)
     if form != OURS:
         wanted = dict(zip((form, f"{form}_gateless"), SEEDS_OF_SECOND, strict=True)) | wanted | SEEDS_BESIDE_SECOND
     turns = [(seed, model) for seed in range(max(wanted.values())) for model, seeds in wanted.items() if seed < seeds]
-    late = ("pnn_gateless", "pnn_paper", *(() if form == OURS else (OURS,)))
+    late = ("pnn_gateless", "pnn_paper", *(() if known and form == OURS else (OURS,)))
     first = [(seed, model) for seed, model in turns if seed < 3 and model not in late]
     for seed, model in first:
-        yield three_epochs(model, seed, runs)
+        yield three_epochs(model, seed)
     if form != OURS:
-        yield training("(b)", form, f"b/{form}", 0, 10, best_rate(form, runs))
+        yield training("(b)", form, f"b/{form}", 0, 10)
+        if form not in speeds():
+            timing = f"env FORM={form} bash {BERT}/run.sh speeds {{data}}/tokens {{data}}/wikitext {{runs}}/better_than_bert"
+            leaves = "better_than_bert/speeds.json"
+            yield Item("speeds", 5.0, timing, leaves, "with the form's row", ("tokens", "wikitext"), alone=True)
     for model, rates in RATES.items():
         part = f"rates_{model}" + ("_rotary" if model == "bert12" else "")
         for rate in rates:
@@ -103,7 +107,7 @@ def comparison(runs: Path | None) -> Iterator[Item]:
                 yield training("rates", model, f"{part}/learning_rate={rate}", 0, 1, {"learning_rate": rate})
     for seed, model in turns:
         if (seed, model) not in first:
-            yield three_epochs(model, seed, runs)
+            yield three_epochs(model, seed)
     tuning = f"bash {HERE}/downstream/run.sh {{data}} {{runs}}/better_than_bert"
     for model in (OURS, "bert4", "bert12"):
         if model != OURS:
@@ -113,20 +117,12 @@ def comparison(runs: Path | None) -> Iterator[Item]:
         yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
 
 
-def one_epoch(model: str, rate: str) -> Item:
-    return training("rates", model, f"rates_{model}/learning_rate={rate}", 0, 1, {"learning_rate": rate})
+def one_epoch(model: str) -> Item:
+    return training("rates", model, f"rates_{model}/learning_rate=2e-3", 0, 1, {"learning_rate": "2e-3"})
 
 
-def three_epochs(model: str, seed: int, runs: Path | None) -> Item:
-    return training("(a)", model, f"a/{model}", seed, 3, best_rate(model, runs))
-
-
-def best_rate(model: str, runs: Path | None) -> dict[str, str]:
-    """Nothing where it is the config's own. Only pnn_seven is asked at another."""
-    if model != "pnn_seven":
-        return {}
-    best = best_of([one_epoch(model, rate) for rate in ("2e-3", "1e-3")], runs, wanted=1)
-    return {"learning_rate": "1e-3"} if best and best[0].leaves == one_epoch(model, "1e-3").leaves else {}
+def three_epochs(model: str, seed: int) -> Item:
+    return training("(a)", model, f"a/{model}", seed, 3)
 
 
 def training(
@@ -153,11 +149,14 @@ def training(
 
 def speed_of(model: str) -> float:
     """Tokens per second, as measured or by FLOPs."""
-    rows = read_json(BERT / "measured" / "speeds.json")["rows"]
-    speeds = {row["config"]: row["tokens_per_second"]["median"] for row in rows if row["what"] == "train"}
     if model in STEPS:
-        return float(speeds[OURS] * STEPS["looped"] / STEPS[model])
-    return float(speeds.get(model) or speeds["bert12"] / WORK[model.removesuffix("_gateless")])
+        return speeds()[OURS] * STEPS["looped"] / STEPS[model]
+    return speeds().get(model) or speeds()["bert12"] / WORK[model.removesuffix("_gateless")]
+
+
+def speeds() -> dict[str, float]:
+    rows = read_json(BERT / "measured" / "speeds.json")["rows"]
+    return {row["config"]: float(row["tokens_per_second"]["median"]) for row in rows if row["what"] == "train"}
 
 
 def train(config: Path, folder: str, settings: dict[str, object]) -> str:

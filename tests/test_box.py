@@ -82,6 +82,20 @@ def test_the_card_has_every_number_from_a_file(run, tmp_path):
         assert (tmp_path / "pnn-base" / licence).stat().st_size > 1000
 
 
+def test_the_card_tells_of_the_boxs_own_form(tmp_path):
+    """Which is not the one that stands first once there is a second."""
+    compared = script("models/build.py").compared
+    gap = {"mean": 9.0, "low": 8.0, "high": 10.0, "verdict": "won"}
+    own = {"a": {"bert12": gap | {"mean": 1.0, "verdict": "too few seeds"}, "bert4": gap | {"mean": 2.0}}}
+    metrics = {"points_ahead_of_bert12": gap, "points_ahead_of_bert4": gap}
+    for more, said, unsaid in (({}, "+9.00", "+2.00"), ({"first_form": own}, "+2.00", "+9.00")):
+        (tmp_path / "result.json").write_text(json.dumps({"metrics": metrics | more}))
+        told = compared(tmp_path)
+        assert said in told
+        assert unsaid not in told
+    assert "12 layers" not in told
+
+
 def test_a_folder_is_replaced_only_if_asked_and_only_by_a_whole_one(run, box):
     build = script("models/build.py")
     (box / "mine.txt").write_text("kept")

@@ -73,6 +73,14 @@ def test_an_item_waits_for_its_data_and_for_what_it_follows(to_measure, item, tm
     assert "needy" not in said
 
 
+def test_what_is_timed_has_the_device_to_itself(to_measure, item, tmp_path, capfd):
+    slow = "import time; time.sleep(1)"
+    waiting = [item("first", 0, slow), item("timed", 0, slow, alone=True), item("last", 0, slow)]
+    to_measure.work(lambda: waiting, tmp_path, Path("t"), 1.0, 3)
+    said = [line.split(",")[0] for line in capfd.readouterr().out.splitlines()]
+    assert said == ["started: first", "done: first", "started: timed", "done: timed", "started: last", "done: last"]
+
+
 def test_time_is_up_and_failures_are_told(to_measure, item, tmp_path, capfd):
     slow, broken = item("slow", 0.0, "import time; time.sleep(60)"), item("broken", 0.0, "raise SystemExit(3)")
     failed = to_measure.work(lambda: [broken, slow], tmp_path, Path("t"), 0.05, 1)
@@ -123,7 +131,6 @@ def test_what_is_best_on_the_tail_is_trained_longer(wanted, tmp_path):
     for model, tail in tails.items():
         assert not named(wanted, tmp_path, "(a) pnn_thrice")
         leave(tmp_path, named(wanted, tmp_path, "rates ")[f"{model}, seed 0, learning_rate 2e-3"], tail)
-    leave(tmp_path, named(wanted, tmp_path, "rates ")["pnn_seven, seed 0, learning_rate 1e-3"], 0.9)  # a rate chooses no form
     assert set(named(wanted, tmp_path, "(a) pnn_")) >= {
         "thrice, seed 0",
         "eight, seed 0",
@@ -141,6 +148,9 @@ def test_what_is_best_on_the_tail_is_trained_longer(wanted, tmp_path):
     assert not {"pnn_thrice, seed 1", "pnn_rewrite, seed 3", "pnn_gateless, seed 0"} & set(left)
     assert "pnn_rewrite, seed 2" in left
     assert "pnn_eight, seed 0" in named(wanted, tmp_path, "(b) ")
+    (timing,) = named(wanted, tmp_path, "speeds").values()
+    assert timing.alone
+    assert "FORM=pnn_eight" in timing.command
 
 
 def test_if_neither_candidate_is_ahead_there_is_no_second_form(wanted, tmp_path):
@@ -151,16 +161,7 @@ def test_if_neither_candidate_is_ahead_there_is_no_second_form(wanted, tmp_path)
         leave(tmp_path, named(wanted, tmp_path, "(a) ")[f"{model}, seed 0"], 0.5)
     assert set(named(wanted, tmp_path, "(a) ")) == before  # the candidates' first seeds and the first form's five
     assert not named(wanted, tmp_path, "(b) pnn_")
-
-
-def test_a_form_is_trained_at_its_own_best_rate(wanted, tmp_path):
-    for name, tail in {"pnn_seven, seed 0, learning_rate 2e-3": 0.46, "pnn_seven, seed 0, learning_rate 1e-3": 0.47}.items():
-        leave(tmp_path, named(wanted, tmp_path, "rates ")[name], tail)
-    for model in ("pnn_thrice", "pnn_eight"):
-        leave(tmp_path, named(wanted, tmp_path, "rates ")[f"{model}, seed 0, learning_rate 2e-3"], 0.4)
-    (longer,) = named(wanted, tmp_path, "(a) pnn_seven").values()
-    assert "training.learning_rate=1e-3" in longer.command
-    assert "learning_rate" not in named(wanted, tmp_path, "(a) ")["pnn_thrice, seed 0"].command
+    assert not named(wanted, tmp_path, "speeds")
 
 
 def test_the_best_three_schedules_are_trained_longer(wanted, tmp_path):

@@ -209,7 +209,7 @@ def main() -> None:
         copy_in(Path(sys.argv[1]), MEASURED)
     runs = finished(MEASURED)
     speeds, box = speeds_of(MEASURED / "speeds.json"), box_of(runs, MEASURED / "box.json")
-    metrics, departures = metrics_of(runs, speeds, box), departures_of(runs)
+    metrics, departures = metrics_of(runs, speeds, box), departures_of(runs, MEASURED / "speeds.json")
     write_json(
         HERE / "result.json",
         {

@@ -269,9 +269,9 @@ def steps_of(runs: list[Run], speeds: dict[str, dict[str, float]]) -> list[dict[
     return rows
 
 
-def departures_of(runs: list[Run]) -> list[str]:
-    """What is missing, or otherwise than the rules say."""
-    found = []
+def departures_of(runs: list[Run], bench: Path) -> list[str]:
+    """What is missing, or otherwise than the rules say. `bench`: what `pnn bench` timed."""
+    found = chosen_otherwise(runs)
     three, form = at_stage(runs, "a"), chosen_form(runs)
     asked, ten = dict(SEEDS), [OURS, "bert4", "bert12"]
     if form is None:
@@ -290,11 +290,12 @@ def departures_of(runs: list[Run]) -> list[str]:
     found += [f"(b): {NAMES[model]} is missing" for model in ten if model not in at_stage(runs, "b")]
     for stage in ("rates", "a", "b"):
         found += differing([run for run in runs if run.stage == stage], stage)
+    found += timed_otherwise([run for run in runs if run.stage == "a"], bench)
     for model, tried in rates_of(runs).items():
         if model not in (*asked, *three):  # a candidate that went no further
             continue
         rate, rates = best_rate(tried).rate, sorted({run.rate for run in tried})
-        if rate in (rates[0], rates[-1]):
+        if rate in (rates[0], rates[-1]) and model not in CANDIDATES:  # which have one, by rule 10
             edge = "lowest" if rate == rates[0] else "highest"
             which = "only one tried" if len(rates) == 1 else f"{edge} of the {len(rates)} tried"
             found.append(f"rates: {rate_word(rate)}, the best of {NAMES[model]}, is the {which}")
@@ -304,6 +305,31 @@ def departures_of(runs: list[Run]) -> list[str]:
                 others = ", ".join(map(rate_word, sorted(used)))
                 found.append(f"({stage}): {NAMES[model]} was trained at {others}, its best is {rate_word(rate)}")
     return found
+
+
+def chosen_otherwise(runs: list[Run]) -> list[str]:
+    """Where candidates went on otherwise than rule 10 says."""
+    looked = {model: best_rate(mine).tail for model, mine in rates_of(runs).items() if model in CANDIDATES}
+    best = sorted(looked, key=lambda model: -looked[model])[:2]
+    found = [f"rates: {NAMES[model]} is missing" for model in CANDIDATES if model not in looked]
+    gone_on = [model for model in CANDIDATES if model in at_stage(runs, "a")]
+    if len(looked) == len(CANDIDATES):
+        found += [f"(a): {NAMES[model]} is not one of the best two candidates" for model in gone_on if model not in best]
+    return found
+
+
+def timed_otherwise(runs: list[Run], bench: Path) -> list[str]:
+    """Training minutes are tokens over a speed: that of the code that trained them."""
+    if not bench.exists() or not runs:
+        return []
+    timed, sources = read_json(bench), {code_of(run.environment) for run in runs}
+    if code_of(timed) in sources:
+        return []
+    return [f"speeds: timed with another version of the code ({timed['git']['commit'][:8]}) than any run of (a)"]
+
+
+def code_of(made: Any) -> str:
+    return str(made.get("source_sha256") or made["git"]["commit"])
 
 
 def differing(runs: list[Run], stage: str) -> list[str]:
@@ -318,9 +344,8 @@ def differing(runs: list[Run], stage: str) -> list[str]:
     codes = sorted(
         {run.environment["git"]["commit"][:8] + (" with changes" if run.environment["git"]["changed"] else "") for run in runs}
     )
-    sources = {run.environment.get("source_sha256", run.environment["git"]["commit"]) for run in runs}
-    if len(sources) > 1:
-        found.append(f"({stage}): the runs were made by {len(sources)} versions of the code ({', '.join(codes)})")
+    if (versions := len({code_of(run.environment) for run in runs})) > 1:
+        found.append(f"({stage}): the runs were made by {versions} versions of the code ({', '.join(codes)})")
     return found
 
 

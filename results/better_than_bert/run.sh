@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One part of the comparison. Usage: results/better_than_bert/run.sh PART TOKENS WIKITEXT RUNS [pnn sweep arguments]
-# PART: looks, rates, second, speeds, a or b. TOKENS and WIKITEXT: folders of token shards (README.md beside). Every part but speeds is a
+# PART: looks, rates, second, best_two, speeds, a or b. TOKENS and WIKITEXT: folders of token shards (README.md beside). Every part but speeds is a
 # sweep: stopped, the same command goes on. Before `a` each config holds its model's best rate.
 set -euo pipefail
 part=$1 tokens=$2 wikitext=$3 runs=$4
@@ -18,10 +18,13 @@ case $part in
       sweep "rates_$model" "$configs/$model.yaml" --over training.learning_rate=5e-4,1e-3,2e-3 --set training.epochs=1 "$@"
     done ;;
   second) # the candidates for the second form, rule 10
-    for model in pnn_seven pnn_seven_gateless pnn_thrice pnn_eight; do
+    for model in pnn_seven pnn_thrice pnn_eight; do
       sweep "rates_$model" "$configs/$model.yaml" --over training.learning_rate=2e-3 --set training.epochs=1 "$@"
-    done
-    sweep rates_pnn_seven_lower "$configs/pnn_seven.yaml" --over training.learning_rate=1e-3 --set training.epochs=1 "$@" ;;
+    done ;;
+  best_two) # of these, for three epochs: FORMS='pnn_thrice pnn_eight'
+    read -ra forms <<<"${FORMS:?the best two candidates after one epoch}"
+    forms=("${forms[@]/#/$configs/}")
+    sweep a2 "${forms[@]/%/.yaml}" --set training.epochs=3 "$@" ;;
   speeds) # with nothing else on the GPU
     python3 -m pnn bench "$configs"/{pnn_rewrite,pnn_gateless,${FORM:-pnn_seven},bert4,bert12,pnn_paper}.yaml --what train,inference --against none \
       --output "$runs/speeds.json" --set data.train="$tokens" --set evaluation.sets.wikitext_tokens.source="$wikitext" "$@" ;;
@@ -29,8 +32,9 @@ case $part in
     sweep a5 "$configs"/pnn_rewrite.yaml "$configs"/bert4.yaml --seeds 5 --set training.epochs=3 "$@"
     sweep a3 "$configs"/pnn_gateless.yaml "$configs"/bert12.yaml --seeds 3 --set training.epochs=3 "$@"
     sweep a1 "$configs"/pnn_paper.yaml --set training.epochs=3 "$@"
-    sweep a5_second "$configs/${FORM:-pnn_seven}.yaml" --seeds 5 --set training.epochs=3 "$@"
-    sweep a3_second "$configs/${FORM:-pnn_seven}_gateless.yaml" --seeds 3 --set training.epochs=3 "$@" ;;
-  b) sweep b "$configs"/pnn_rewrite.yaml "$configs"/bert4.yaml "$configs"/bert12.yaml "$configs/${FORM:-pnn_seven}.yaml" --set training.epochs=10 "$@" ;;
-  *) echo "no part $part: looks, rates, second, speeds, a or b" >&2; exit 2 ;;
+    [ -n "${FORM:-}" ] || exit 0 # the second form, if there is one
+    sweep a55 "$configs/$FORM.yaml" --seeds 5 --set training.epochs=3 "$@"
+    sweep a33 "$configs/${FORM}_gateless.yaml" --seeds 3 --set training.epochs=3 "$@" ;;
+  b) sweep b "$configs"/pnn_rewrite.yaml "$configs"/bert4.yaml "$configs"/bert12.yaml ${FORM:+"$configs/$FORM.yaml"} --set training.epochs=10 "$@" ;;
+  *) echo "no part $part: looks, rates, second, best_two, speeds, a or b" >&2; exit 2 ;;
 esac

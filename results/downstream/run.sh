@@ -9,12 +9,14 @@ shift 2
 models=${*:-pnn_rewrite bert4 bert12}
 here=$(cd "$(dirname "$0")" && pwd)
 for model in $models; do
-  if [ "$model" = pnn_rewrite ] && [ ! -e "$runs/b/$model/seed-0" ]; then
-    mkdir -p "$runs/b/$model/seed-0/checkpoints"
-    cp "$here/../better_than_bert/measured/b1/$model/seed-0"/* "$runs/b/$model/seed-0"
-    ln -sfn "$(cd "$here/../../models/pnn-base" && pwd)" "$runs/b/$model/seed-0/checkpoints/best"
+  if [ "$model" = pnn_rewrite ] && [ ! -e "$runs/b/$model/seed-0" ]; then # beside what is collected there
+    mkdir -p "$runs/committed/checkpoints"
+    cp "$here/../better_than_bert/measured/b1/$model/seed-0"/* "$runs/committed"
+    ln -sfn "$(cd "$here/../../models/pnn-base" && pwd)" "$runs/committed/checkpoints/best"
+    ln -sfn committed "$runs/$model"
+  else
+    ln -sfn "b/$model/seed-0" "$runs/$model"
   fi
-  ln -sfn "b/$model/seed-0" "$runs/$model"
 done
 # shellcheck disable=SC2086
 "$here/../glue/run.sh" "$data" "$runs" $models

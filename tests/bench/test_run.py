@@ -8,8 +8,9 @@ import torch
 
 from pnn.bench import run as bench_run
 from pnn.bench import training, transformers_bert
+from pnn.bench.scaling import with_width
 from pnn.bench.timing import Budget, Clock, copy_rate, hardware_slug
-from pnn.config import load_config
+from pnn.config import RunConfig, from_dict, load_config
 from pnn.figures.scaling import scaling
 from pnn.models.sections import model_config
 
@@ -268,6 +269,13 @@ def test_scaling_varies_one_thing_at_a_time_and_draws_it(pnn_command, small_prod
         for one in chosen:
             assert all(one[other] == value for other, value in shape.items() if other != key)
     assert [row["processes"] for row in rows if row["varies"] == "processes"] == [1, 2]
+
+
+def test_a_narrow_table_is_scaled_with_the_width():
+    narrow = {"type": "pnn", "hidden_size": 64, "num_attention_heads": 4, "embedding_size": 48, "head_transform": True}
+    run = from_dict(RunConfig, {"model": narrow})
+    assert with_width(run, 0.5).model["embedding_size"] == 24
+    assert "embedding_size" not in with_width(from_dict(RunConfig, {"model": {"type": "pnn"}}), 2).model
 
 
 def test_the_scaling_figure_shows_all_four_and_the_ideal():

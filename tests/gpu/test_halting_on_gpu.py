@@ -21,6 +21,7 @@ SIZE = {"vocab_size": 500, "hidden_size": 128, "num_attention_heads": 2, "interm
 FORMS = {
     "paper": {"num_steps": 4},
     "rewrite": {"update": "rewrite", "schedule": [0, 1, 0, 1, 0], "positions": "rotary"},
+    "diagonal": {"update": "rewrite", "gate": "diagonal", "gate_start": 0.8, "num_steps": 4, "positions": "rotary"},
 }
 LENGTHS = torch.randint(3, 100, (40,), generator=torch.Generator().manual_seed(0))
 

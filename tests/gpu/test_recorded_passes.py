@@ -27,6 +27,18 @@ ENCODERS = {
             **SIZE, **WEIGHTS, update="rewrite", schedule=[0, 1, 0, 1], positions="rotary", head_transform=True, **more
         )
     ),
+    "diagonal": lambda **more: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(
+            **SIZE,
+            **WEIGHTS,
+            update="rewrite",
+            gate="diagonal",
+            embedding_size=64,
+            head_transform=True,
+            positions="rotary",
+            **more,
+        )
+    ),
     "delta": lambda **more: pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZE, **WEIGHTS, update="delta", **more)),
     "bert": lambda **more: pnn.BertBaselineForMaskedLM(
         pnn.BertBaselineConfig(**SIZE, num_hidden_layers=3, initializer_range=0.1, **more)

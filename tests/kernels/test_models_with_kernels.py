@@ -132,6 +132,22 @@ def test_a_model_with_kernels_is_the_plain_model(name, in_one_piece, request, mo
         assert torch.allclose(fast[key], wanted, atol=2e-5), key
 
 
+@pytest.mark.parametrize("name", ["equations", "diagonal, narrow", "gateless", "bert"])
+def test_what_is_not_written_out_is_compiled(name):
+    """Blocks that train in one piece need no compiling; those of longer texts or of heads that no kernel takes do."""
+
+    def compiled(**changes):
+        model = MODELS[name]()
+        config = type(model.config)(**{**model.config.to_dict(), **changes})
+        encoder = type(model)(config).base_model
+        encoder.compile_blocks(with_kernels=True)
+        return [block._compiled_call_impl is not None for block in encoder.blocks]
+
+    assert not any(compiled())
+    assert all(compiled(max_position_embeddings=512))
+    assert all(compiled(num_attention_heads=4))  # of eight dimensions
+
+
 @pytest.mark.parametrize("name", ["equations", "turned", "rotary", "causal", "bert"])
 def test_predictions_with_kernels_are_those_of_the_plain_model(name, request):
     """Without gradients rotary positions turn queries and keys where they lie: never what a hook has seen."""

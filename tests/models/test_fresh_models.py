@@ -116,6 +116,16 @@ def test_weights_start_at_the_configured_scale():
             assert torch.count_nonzero(parameter) == 0, key
 
 
+def test_tokens_of_a_narrow_table_start_at_the_scale_of_a_whole_one():
+    """In a whole model: as large as positions, which are added to them."""
+    torch.manual_seed(0)
+    size = SMALL | {"hidden_size": 64, "vocab_size": 200, "head_transform": True}
+    model = pnn.PNNForMaskedLM(pnn.PNNConfig(**size, embedding_size=32, initializer_range=0.1))
+    embeddings = model.encoder.embeddings
+    assert embeddings.widen(embeddings.token.weight).std().item() == pytest.approx(0.1, rel=0.1)
+    assert embeddings.position.weight.std().item() == pytest.approx(0.1, rel=0.1)
+
+
 # Configs --------------------------------------------------------------------------------------------------------------
 
 

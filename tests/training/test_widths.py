@@ -61,6 +61,14 @@ def test_at_the_base_width_nothing_changes():
     assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
 
 
+def test_a_table_of_a_width_of_its_own_is_refused():
+    """The rule knows one width."""
+    narrow = model(BASE, embedding_size=BASE // 2, head_transform=True)
+    assert times_as_wide(narrow, TrainingConfig()) == 1
+    with pytest.raises(UserError, match="embedding_size out"):
+        times_as_wide(narrow, TrainingConfig(base_width=BASE))
+
+
 def test_every_parameter_has_one_rate_and_one_decay():
     built = model(4 * BASE)
     optimizer = make_optimizer(built, TrainingConfig(optimizer="muon", weight_decay=0.1, base_width=BASE))

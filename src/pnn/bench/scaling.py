@@ -61,7 +61,8 @@ def with_tokens(run: RunConfig, factor: float) -> RunConfig | None:
 
 def with_width(run: RunConfig, factor: float) -> RunConfig | None:
     config = model_config(run.model)
-    sizes = {key: getattr(config, key) * factor for key in ("hidden_size", "intermediate_size", "num_attention_heads")}
+    widths = ("hidden_size", "intermediate_size", "num_attention_heads", "embedding_size")
+    sizes = {key: getattr(config, key) * factor for key in widths if getattr(config, key, None) is not None}
     if not all(size.is_integer() for size in map(float, sizes.values())):
         return None
     return replace(run, model=run.model | {key: int(size) for key, size in sizes.items()})

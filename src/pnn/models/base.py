@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn.embeddings import TokenPositionEmbeddings
-from pnn.nn.fast import can_write_out, for_kernels, read_out
+from pnn.nn.fast import for_kernels, nothing_to_compile, read_out
 from pnn.nn.feed_forward import FEED_FORWARDS
 from pnn.nn.halting import Halt, Read, Rule
 from pnn.nn.head import VocabularyHead
@@ -133,7 +133,7 @@ class PnnPreTrainedModel(OwnPreTrainedModel):
             if getattr(module, "zero_start", False):
                 init.zeros_(module.weight)
             else:
-                init.normal_(module.weight, mean=0.0, std=std)
+                init.normal_(module.weight, mean=0.0, std=getattr(module, "start_std", std))
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
@@ -141,7 +141,7 @@ class PnnPreTrainedModel(OwnPreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
-        for name, value in getattr(module, "starts", {}).items():  # single numbers that a part starts elsewhere
+        for name, value in getattr(module, "starts", {}).items():  # numbers that a part starts elsewhere
             init.constant_(getattr(module, name), value)
 
 
@@ -187,7 +187,7 @@ class EncoderBase(PnnPreTrainedModel):
         """Compile in place what runs again and again. Blocks of one shape share one compiled graph, so this takes as long for
         one step or layer as for twelve. `with_kernels`: it will train in 16 bit on a GPU that our kernels know. Where these
         write out whole blocks there is nothing left to compile."""
-        if with_kernels and all(can_write_out(block) for block in self.blocks):
+        if with_kernels and nothing_to_compile(self.blocks, self.config.max_position_embeddings):
             return
         self.embeddings.compile()
         for block in self.blocks:

@@ -23,6 +23,8 @@ class TokenPositionEmbeddings(nn.Module):
         token_size = hidden_size if token_size is None else token_size
         self.token = nn.Embedding(vocab_size, token_size)
         self.widen = None if token_size == hidden_size else nn.Linear(token_size, hidden_size, bias=False)
+        if self.widen is not None:  # W E[x] starts at the scale of E[x]
+            self.widen.start_std = token_size**-0.5
         self.position = None if max_positions is None else nn.Embedding(max_positions, hidden_size)
         self.norm = nn.LayerNorm(hidden_size, eps=eps)
         self.dropout = nn.Dropout(dropout)

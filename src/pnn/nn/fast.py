@@ -14,7 +14,7 @@ A module that somebody listens to or has replaced (a hook, an adapter) is called
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ def written_out(block: Any, h: Tensor, layout: Layout) -> bool:
 
 
 def can_write_out(block: Any) -> bool:
-    """Whether a refiner or a layer is made of what kernels/refinement knows. Then there is nothing left to compile."""
+    """Whether a refiner or a layer is made of what kernels/refinement knows."""
     attention = block.attention
     if getattr(block, "own_form", block) is None or not plain_attention(attention):  # a rule of somebody's own
         return False
@@ -97,6 +97,16 @@ def can_write_out(block: Any) -> bool:
         return False
     # where heads were taken away or added there are other shapes
     return attention.num_heads * attention.head_width == attention.qkv.in_features
+
+
+def nothing_to_compile(blocks: Iterable[Any], longest: int) -> bool:
+    """Whether all of them train written out, in sequences of at most so many tokens."""
+    blocks = list(blocks)
+    if not (kernels.HAS_TRITON and all(can_write_out(block) for block in blocks)):
+        return False
+    from pnn.kernels import refinement
+
+    return all(refinement.takes(block.attention.qkv.in_features, block.attention.num_heads, longest) for block in blocks)
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------

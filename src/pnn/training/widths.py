@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from pnn.config import TrainingConfig
 from pnn.errors import UserError
+from pnn.models.base import token_size
 
 
 def times_as_wide(model: PreTrainedModel, training: TrainingConfig) -> float:
@@ -35,6 +36,8 @@ def times_as_wide(model: PreTrainedModel, training: TrainingConfig) -> float:
     width = getattr(model.config, "hidden_size", None)
     if not isinstance(width, int):
         raise UserError(f"training.base_width: {training.base_width}, but a {type(model).__name__} has no single width")
+    if token_size(model.config) != width:
+        raise UserError("training.base_width is for tables of tokens as wide as the states: leave model.embedding_size out")
     return width / training.base_width
 
 
