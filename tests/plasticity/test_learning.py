@@ -9,15 +9,18 @@ from itertools import pairwise
 
 import pytest
 import torch
+import transformers as hf
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pnn.errors import UserError
+from pnn.models.precision import NARROW
 from pnn.objectives import IGNORE
 from pnn.plasticity import FasterUpdates, Unit, WarmUp, grow, heads, learning, prune, warm_up_factor
 from pnn.plasticity.heads import head_map, stretches
 from pnn.plasticity.learning import learn
+from pnn.plasticity.measure import held_out_nats
 from pnn.plasticity.teaching import Teacher
-from pnn.plasticity.text import NOT_TOLD
+from pnn.plasticity.text import NOT_TOLD, Text
 from pnn.plasticity.units import gated, stretches_of, unit_map
 from pnn.training.recording import Recorder
 
@@ -298,6 +301,35 @@ def test_recorded_updates_are_those_that_are_issued(built, texts, name, lesson, 
     assert Again.replays == (6 if replayed else 0)  # six updates of warm-up, six without, the first three of each issued
     assert found[0][0] == found[1][0]
     assert all(torch.equal(one, other) for one, other in zip(found[0][1], found[1][1], strict=True))
+
+
+@pytest.mark.parametrize("lesson", [None, "logits"])
+@pytest.mark.parametrize(("width", "expected"), [(32, torch.float32), (NARROW, torch.bfloat16)])
+def test_a_cpu_that_has_bf16_learns_in_it_where_states_are_wide(lesson, width, expected, monkeypatch):
+    """Weights and what is measured stay in fp32, and the same updates give the same bits."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    ids = torch.randint(0, 60, (4, 12), generator=torch.Generator().manual_seed(0))
+    text = Text(ids, ids)
+    config = hf.GPT2Config(vocab_size=60, n_embd=width, n_layer=1, n_head=2, n_positions=12)
+    before = hf.GPT2LMHeadModel(config).eval()
+    computed, after = set(), []
+    for _ in range(2):
+        model = copy.deepcopy(before)
+        model.transformer.h[0].mlp.c_fc.register_forward_hook(lambda part, _, out: computed.add((part.training, out.dtype)))
+        settings = {"steps": 6, "peak_rate": 1e-2, "multiplier": 1.0, "seed": 0}
+        teacher = None if lesson is None else Teacher(hf.GPT2LMHeadModel(config).eval(), lesson)
+        losses = [
+            loss for _, loss in learn(model, [], lambda step: {"input_ids": ids, "labels": ids}, teacher=teacher, **settings)
+        ]
+        after.append([*model.state_dict().values()])
+        assert losses[-1] < losses[0]
+        held_out_nats(model, text)
+        assert computed == {(True, expected), (False, torch.float32)}
+        computed.clear()
+        if lesson is not None:
+            break  # each has a teacher of its own
+    assert {one.dtype for one in after[0]} == {torch.float32}
+    assert all(torch.equal(one, other) for one, other in zip(after[0], after[-1], strict=True))
 
 
 def test_a_teacher_that_cannot_be_recorded_is_issued(built, texts, monkeypatch):

@@ -242,6 +242,7 @@ def test_whoever_goes_on_after_a_kill_learns_from_the_same_pieces(reader, read, 
     straight = shrink(model_for(reader), read, tmp_path / "straight", plan, tokenizer=reader)
     assert straight.summary["rare_tokens"] > 3
     assert straight.summary["learnt_from"] == "logits"
+    assert straight.summary["learnt_in"] == "fp32"  # states are narrow
     assert straight.text.pieces is not None
     record = Journal.record
 

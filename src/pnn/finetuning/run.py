@@ -203,7 +203,7 @@ def _one_task(subject: Subject, data: TaskData, folder: Path, asked: dict[str, A
         pad=subject.tokenizer.pad_token_id,
         max_length=subject.max_length,
         device=device,
-        precision=learns_in(device),
+        precision=learns_in(device, subject.config.hidden_size),
         every_step=settings.every_step,
     )
     tuned, tried, model = _sweep_and_seeds(subject, plan, settings, quiet)

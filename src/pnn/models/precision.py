@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+NARROW = 128  # below, converting numbers may take longer than multiplying them in 16 bit saves
+
 
 def gpu_has_bf16(device: torch.device | str) -> bool:
     """Whether `device` is a GPU whose matrix units compute in bf16. Older ones emulate it, slowly."""
@@ -17,10 +19,13 @@ def predicts_in(device: torch.device | str) -> torch.dtype:
     return torch.bfloat16 if gpu_has_bf16(device) else torch.float32
 
 
-def learns_in(device: torch.device | str) -> torch.dtype:
-    """For fine-tuning. With instructions for bf16 a CPU needs 0.33 to 0.45 of fp32's time for updates of models/pnn-base (32
-    texts of 64 to 12 tokens, `benchmarks/finetune_precision.py`)."""
+def learns_in(device: torch.device | str, width: int) -> torch.dtype:
+    """For learning from a model that is there: fine-tuning, and after pruning. `width`: of its states. With instructions for
+    bf16 a CPU needs 0.31 to 0.44 of fp32's time for updates of models/pnn-base, 0.32 for SmolLM2-135M's, 0.47 for stories15M's
+    and 0.57 for a GPT-2's of width 128 (`benchmarks/learning_precision.py`)."""
     if torch.device(device).type != "cpu":
         return predicts_in(device)
+    if width < NARROW:
+        return torch.float32
     can: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.11 does not say
     return torch.bfloat16 if can.get("avx512_bf16") or can.get("amx_bf16") else torch.float32

@@ -5,9 +5,9 @@
     token                           g = σ(u·h + w·δ + b)                one for each token
 
 W_q h is what is needed, W_k δ what is offered. τ is one learned number, started at √d. The paper's W_q and W_k have no biases,
-the published code's have. A gate starts half open, or where `start` says: then a query-key gate has a b, one learned number, with
-σ(b) = start. The diagonal gate always has its b, and starts with w = 0, so for all tokens alike: it costs two vectors where the
-paper's costs two matrices, and can keep one dimension for long and rewrite another at every step.
+the published code's have. A gate starts half open, or where `start` says: then a query-key gate has a b, one learned number,
+with σ(b) = start. The diagonal gate always has its b, and starts with w = 0, so for all tokens alike: it costs two vectors
+where the paper's costs two matrices, and can keep one dimension for long and rewrite another at every step.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from pnn.nn.fast import kernels_compute
 from pnn.nn.recording import reading, room_to_record, where_weights_lie
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import HEAD, NEURON, architecture_of
-from pnn.plasticity.measure import computing
+from pnn.plasticity.measure import learning
 from pnn.plasticity.scores import prepared
 from pnn.plasticity.teaching import Teacher
 from pnn.plasticity.units import Unit, check_units, gate_part, stretches_of, unit_map
@@ -226,7 +226,7 @@ class Passes:
         """`whole_rows`: nothing but these, and nothing inside may wait for the device."""
         models = (self.model,) if self.teacher is None else (self.model, self.teacher.model)
         with fused(*models):  # where activations are computed again in the backward pass, by the same classes
-            with computing(self.model):
+            with learning(self.model):
                 if self.teacher is None:
                     more = without_asking(self.model.config) if whole_rows else {}
                     loss = self.model(**batch, **more).loss

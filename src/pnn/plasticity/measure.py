@@ -34,7 +34,7 @@ from transformers.pytorch_utils import Conv1D
 from pnn.errors import UserError
 from pnn.models.lean import padded_vocabulary
 from pnn.models.loading import longest_input
-from pnn.models.precision import predicts_in
+from pnn.models.precision import learns_in, predicts_in
 from pnn.models.recorded import quickened
 from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
@@ -54,7 +54,14 @@ WARM_UP = 2  # turns before: one allocates, one may record (`models/recorded`); 
 
 
 def computing(model: PreTrainedModel) -> torch.autocast:
-    dtype = predicts_in(model.device)
+    return _in(predicts_in(model.device), model)
+
+
+def learning(model: PreTrainedModel) -> torch.autocast:
+    return _in(learns_in(model.device, model.config.hidden_size), model)
+
+
+def _in(dtype: torch.dtype, model: PreTrainedModel) -> torch.autocast:
     return torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 

@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError, did_you_mean
 from pnn.files import let_go, remove_folder
 from pnn.models.plastic import as_ranges, of_ranges
+from pnn.models.precision import learns_in
 from pnn.models.registry import kind_of
 from pnn.numbers import per_cent, written
 from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, NEURON, WIDTH, architecture_of
@@ -202,7 +204,8 @@ def shrink(
             else:
                 if not {*journal.newest("pruning")["pruned"]} - {TOKEN}:  # it is its teacher still
                     plan = replace(plan, teacher="none")
-                journal.record("lesson", teacher=plan.teacher)
+                precision = "bf16" if learns_in(now.device, now.config.hidden_size) == torch.bfloat16 else "fp32"
+                journal.record("lesson", teacher=plan.teacher, precision=precision)
                 adapters = nullcontext() if settings.lora is None else low_rank(now, settings.lora, settings.seed)
                 with adapters, Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:
                     for step, loss, held in learn_round(now, [], whole.text, plan, 1, whole.model):
@@ -275,6 +278,7 @@ def _summary(
     kept = ("parameters", "flops_per_token", "units", "loss", "loss_interval", "perplexity", "rows", "row_tokens")
     stages = {"before": "initial", "pruned": "pruning", "after": "final"}
     measured = {stage: {key: journal.newest(phase)[key] for key in kept} for stage, phase in stages.items()}
+    lesson = next((one for one in journal.records if one["phase"] == "lesson"), {})  # older journals have none
     models = {"before": before, "after": after}
     reading = speeds(models, text.held_out.shape[1], largest_only=True)[-1]
     return {
@@ -282,7 +286,8 @@ def _summary(
         "data": text.source,
         "held_out": text.held_out_source,
         "settings": settings.as_json(),
-        "learnt_from": next((one["teacher"] for one in journal.records if one["phase"] == "lesson"), settings.teacher),
+        "learnt_from": lesson.get("teacher", settings.teacher),
+        "learnt_in": lesson.get("precision"),
         **{key: journal.newest("pruning").get(key, 0) for key in ("recut_rows", "rare_tokens")},
         **measured,
         "fewer_parameters": 1 - measured["after"]["parameters"] / measured["before"]["parameters"],
