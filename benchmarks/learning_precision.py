@@ -1,9 +1,9 @@
-"""How long an update takes on a CPU in bf16, as a share of the time in fp32: of fine-tuning an encoder, and of a decoder that
-learns text after pruning.
+"""How long an update takes on a CPU in bf16, as a share of the time in fp32: of pretraining a PNN, of fine-tuning an encoder,
+and of a decoder that learns text after pruning.
 
 python benchmarks/learning_precision.py OUT.json [--encoder models/pnn-base] [--decoder FOLDER …] [--seconds 20]
 
-Decoders are GPT-2s of several widths, fresh, and those in FOLDERs. Two copies of one model take turns. One thread computes and
+PNNs are fresh and of several widths, and so are GPT-2s; other decoders lie in FOLDERs. Two copies of one model take turns. One thread computes and
 its own time is counted, so that a machine shared with others gives about the same numbers.
 """
 
@@ -37,6 +37,7 @@ from pnn.turns import take_turns
 TEXTS, LENGTHS = 32, (64, 32, 12)  # of fine-tuning: tokens of a text: pairs of sentences, SST-2's, CoLA's
 ROWS, TOKENS = 8, 128  # of a decoder's update
 WIDTHS = (64, 128, 256, 512)
+SEQUENCES, MEAN_LENGTH = 28, 36  # of a PNN's update, packed: the quickstart's
 CPU = torch.device("cpu")
 DRAW = torch.Generator().manual_seed(0)
 
@@ -75,6 +76,24 @@ def decoder(make: Callable[[], PreTrainedModel], seconds: float) -> dict[str, fl
     return seconds_of_update(make, lambda model: model(input_ids=ids, labels=ids).loss, seconds)
 
 
+def packed_pnn(width: int, seconds: float) -> dict[str, float]:
+    tokens = SEQUENCES * MEAN_LENGTH
+    ids, at = torch.randint(5, 1000, (1, tokens), generator=DRAW), torch.arange(0, tokens, 7)
+    call = {
+        "input_ids": ids,
+        "position_ids": (torch.arange(tokens) % MEAN_LENGTH)[None],
+        "cu_seqlens": torch.arange(0, tokens + 1, MEAN_LENGTH, dtype=torch.int32),
+        "logit_positions": at,
+        "labels": ids[0, at],
+        "output_logits": False,
+    }
+    sizes = {"vocab_size": 4096, "hidden_size": width, "intermediate_size": 8 * width // 3, "num_attention_heads": width // 32}
+    form = {"update": "rewrite", "schedule": [0, 1, 0, 1], "positions": "rotary", "dropout": 0.0}
+    return seconds_of_update(
+        lambda: pnn.PNNForMaskedLM(pnn.PNNConfig(**sizes, **form)), lambda model: model(**call).loss, seconds
+    )
+
+
 def gpt2(width: int) -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=width, n_head=width // 32, n_layer=4, n_positions=TOKENS))
 
@@ -91,6 +110,8 @@ def main() -> None:
         f"{asked.encoder.name}, {TEXTS} texts of {length} tokens": encoder(asked.encoder, length, asked.seconds)
         for length in LENGTHS
     }
+    packed = f"{SEQUENCES} sequences of {MEAN_LENGTH} tokens, packed"
+    found |= {f"PNN of width {width}, {packed}": packed_pnn(width, asked.seconds) for width in (*WIDTHS, 768)}
     about = f"{ROWS} rows of {TOKENS} tokens"
     found |= {f"GPT-2 of width {width}, {about}": decoder(lambda width=width: gpt2(width), asked.seconds) for width in WIDTHS}
     found |= {

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 import pnn
 from pnn.kernels import short_rows
 from pnn.nn.attention import SelfAttention
+from pnn.nn.causal import Past
 from pnn.nn.decoder import SwiGLU
 from pnn.nn.delta_rule import rewrite, rewrite_delta, soft_unit
 from pnn.nn.embeddings import TokenPositionEmbeddings
@@ -131,7 +133,7 @@ def test_batched_products_over_short_rows_equal_packed_attention(lengths, empty,
     borders = torch.tensor([0, *lengths, *[0] * empty]).cumsum(0).to(torch.int32)  # empty sequences at the end
     qkv = random(sum(lengths), 3, HEADS, 4, seed=seed)
     rows = Rows.of(borders, len(qkv), HEADS)
-    assert short_rows.takes(qkv.requires_grad_(), rows.keep.shape[1])
+    assert short_rows.takes(qkv.requires_grad_(), qkv.dtype, rows.keep.shape[1])
     weights = random(len(qkv), HEADS, 4, seed=9)
     results = []
     for out in (
@@ -140,6 +142,50 @@ def test_batched_products_over_short_rows_equal_packed_attention(lengths, empty,
     ):
         results.append((out, *torch.autograd.grad((out * weights).sum(), qkv)))
     assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("seen", ["all", "those before", "real tokens"])
+def test_attention_by_products_is_torchs_own(seen):
+    q, k, v = (random(3, HEADS, 6, 4, seed=s).requires_grad_() for s in range(3))
+    mask = (torch.arange(6) < torch.tensor([6, 2, 0])[:, None])[:, None, None] if seen == "real tokens" else None
+    asked = {"attn_mask": mask, "is_causal": seen == "those before"}
+    outs = [attend(q, k, v, **asked)[:2] for attend in (short_rows.by_products, F.scaled_dot_product_attention)]
+    weights = random(2, HEADS, 6, 4, seed=9)
+    results = [(out, *torch.autograd.grad((out * weights).sum(), (q, k, v))) for out in outs]
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one[:2], other[:2], atol=1e-12)
+        assert one.isfinite().all()  # also of a row that sees nothing
+    dropped = short_rows.by_products(q, k, v, dropout_p=0.5)
+    assert not torch.allclose(dropped, outs[0].new_zeros(1).expand_as(dropped))
+    assert not torch.equal(dropped, short_rows.by_products(q, k, v, dropout_p=0.5))
+
+
+@pytest.mark.parametrize("layout", ["packed", "packed, dropout", "padded", "causal"])
+def test_a_cpu_that_trains_in_bf16_attends_by_products(layout, monkeypatch):
+    """In whatever way the tokens lie; in fp32 and without gradients by torch's function, but for short packed rows."""
+    called = []
+    for name in ("by_products", "attention"):
+        real = getattr(short_rows, name)
+        monkeypatch.setattr(short_rows, name, lambda *given, real=real, **more: called.append(1) or real(*given, **more))
+    module = shaken(SelfAttention(WIDTH, HEADS, 0.1 if "dropout" in layout else 0.0)).float().train()
+    h = random(1, 80, WIDTH).float()
+    how = {
+        "packed": Layout(cu_seqlens=torch.tensor([0, 70, 80], dtype=torch.int32)),
+        "padded": Layout(keep=torch.ones(1, 80, dtype=torch.bool)),
+        "causal": Layout(past=Past()),
+    }[layout.partition(",")[0]]
+    expected = module(h, how)
+    assert not called
+    with torch.autocast("cpu", torch.bfloat16):
+        out = module(h, how)
+        assert len(called) == 1
+        if "dropout" not in layout:
+            assert torch.allclose(out.float(), expected, atol=0.05, rtol=0.05)
+        with torch.no_grad():
+            module(h, how)
+    assert len(called) == 1
+    out.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters())
 
 
 def test_what_is_not_a_number_stays_in_its_own_packed_sequence():

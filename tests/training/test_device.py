@@ -53,6 +53,14 @@ def test_precision_follows_from_what_there_is(machine, there, settings, chosen):
     assert precision_of(config(*settings)) == chosen
 
 
+@pytest.mark.parametrize(("width", "can", "chosen"), [(128, True, "bf16"), (64, True, "no"), (128, False, "no")])
+def test_a_cpu_trains_in_bf16_where_that_is_faster(machine, monkeypatch, width, can, chosen):
+    machine(gpus=0)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": can}, raising=False)
+    assert precision_of(config(f"model.hidden_size={width}")) == (chosen, False)
+    assert precision_of(config(f"model.hidden_size={width}", "training.precision=fp32")) == ("no", False)
+
+
 @pytest.mark.parametrize(
     ("there", "setting", "says"),
     [

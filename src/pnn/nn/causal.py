@@ -6,12 +6,15 @@ softmax(q_i k_jᵀ / √d_head) v_j   over j ≤ i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Attend = Callable[..., Tensor]  # torch's scaled_dot_product_attention, or what computes the same
 
 
 class KeyValues(Protocol):
@@ -55,14 +58,20 @@ def causal_mask(keep: Tensor | None, length: int, past: int, device: torch.devic
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, dropout: float = 0.0, watched: list[Tensor] | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past: Past,
+    dropout: float = 0.0,
+    watched: list[Tensor] | None = None,
+    attend: Attend = F.scaled_dot_product_attention,
 ) -> Tensor:
     """(B, heads, T, width) ×3 → the same shape. `watched` is given the weights."""
     k, v = past.grown(k, v)
     if watched is not None:
         watched.append(attention_weights(q, k, past.mask))
     ordered = past.mask is None and q.shape[2] == k.shape[2] and q.shape[2] > 1
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=past.mask, is_causal=ordered, dropout_p=dropout)
+    return attend(q, k, v, attn_mask=past.mask, is_causal=ordered, dropout_p=dropout)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:

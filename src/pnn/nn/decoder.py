@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pnn.nn import fast
 from pnn.nn.causal import Past, attention_weights, causal_attention
 from pnn.nn.rotary import rotate
 
@@ -69,7 +70,8 @@ class CausalAttention(nn.Module):
         if self.num_heads == 0:
             past.count(qkv)
             return self.out(qkv.new_zeros(batch, length, 0))
-        out = causal_attention(*self.rotated(qkv, context), past, watched=context.watched)
+        q, k, v = self.rotated(qkv, context)
+        out = causal_attention(q, k, v, past, watched=context.watched, attend=fast.attend_by(q))
         return self.out(out.transpose(1, 2).reshape(batch, length, -1))
 
     def rotated(self, qkv: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:

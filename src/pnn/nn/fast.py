@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from pnn import kernels
 from pnn.kernels import short_rows
-from pnn.nn.causal import causal_attention
+from pnn.nn.causal import Attend, causal_attention
 from pnn.nn.feed_forward import FeedForward
 from pnn.nn.gating import DiagonalGate, QueryKeyGate
 from pnn.nn.head import VocabularyHead
@@ -309,10 +309,10 @@ def attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
         return qkv.select(-3, 0)  # no heads: W_o of nothing is its bias
     if layout.past is not None:
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(-3))
-        return causal_attention(q, k, v, layout.past, dropout, layout.watched).transpose(1, 2)
+        return causal_attention(q, k, v, layout.past, dropout, layout.watched, attend_by(q)).transpose(1, 2)
     if layout.cu_seqlens is None:
         q, k, v = qkv.unbind(-3)
-        return padded_attention(q, k, v, layout.keep, dropout)
+        return padded_attention(q, k, v, layout.keep, dropout, attend_by(q.transpose(1, 2)))
     return packed(qkv.flatten(0, -4), layout, dropout).view(*qkv.shape[:-3], *qkv.shape[-2:])
 
 
@@ -329,9 +329,18 @@ def packed(qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
         if dropout == 0 and flash_takes(width):
             return flash_packed_attention(qkv, layout)
     rows = rows_of(qkv, layout)
-    if dropout == 0 and short_rows.takes(qkv, rows.keep.shape[1]):
+    if dropout == 0 and short_rows.takes(qkv, qkv.dtype, rows.keep.shape[1]):
         return short_rows.attention(qkv, rows.keep, rows.spread, rows.gather, rows.collect)
-    return packed_attention(qkv, layout, dropout)
+    return packed_attention(qkv, layout, dropout, attend_by(qkv, rows.keep.shape[1]))
+
+
+def attend_by(q: Tensor, length: int | None = None) -> Attend:
+    """What computes attention of (…, length, d_head) where no kernel does: torch's own function, or batched products where a
+    CPU trains in bf16."""
+    dtype = computed_in(q)
+    if dtype == torch.bfloat16 and short_rows.takes(q, dtype, q.shape[-2] if length is None else length):
+        return short_rows.by_products
+    return F.scaled_dot_product_attention
 
 
 def turned(x: Tensor, rotation: tuple[Tensor, Tensor], count: int, alone: bool = True) -> Tensor:

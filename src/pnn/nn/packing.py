@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pnn.nn.causal import Past
+from pnn.nn.causal import Attend, Past
 
 ROW_MULTIPLE = 16  # what a CPU takes at once: torch's attention over rows of 31 is half as fast as over rows of 32
 SMALLEST = 64  # tokens of a bucket; four sizes for each doubling: at most a quarter is computed in vain
@@ -90,14 +90,18 @@ def only_at(h: Tensor, at: Tensor | None) -> Tensor:
     return h if at is None else h.flatten(0, 1).index_select(0, at)[None]
 
 
-def padded_attention(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, dropout: float = 0.0) -> Tensor:
+def padded_attention(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, dropout: float = 0.0, attend: Attend = F.scaled_dot_product_attention
+) -> Tensor:
     """(sequences, length, heads, d_head) ×3 → the same shape; padding is never attended to."""
     mask = None if keep is None else keep[:, None, None, :]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2)
+    return attend(q, k, v, attn_mask=mask, dropout_p=dropout).transpose(1, 2)
 
 
-def packed_attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+def packed_attention(
+    qkv: Tensor, layout: Layout, dropout: float = 0.0, attend: Attend = F.scaled_dot_product_attention
+) -> Tensor:
     """(tokens, 3, heads, d_head) → (tokens, heads, d_head): sequences are laid out as padded rows for attention alone.
 
     Everything else in a model (nine tenths of its work) stays packed, so only this step pays for uneven lengths.
@@ -105,7 +109,7 @@ def packed_attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tenso
     rows = rows_of(qkv, layout)
     _, _, heads, width = qkv.shape
     q, k, v = qkv.reshape(-1, width).index_select(0, rows.spread).view(3, -1, heads, rows.keep.shape[1], width)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=rows.keep[:, None, None, :], dropout_p=dropout)
+    out = attend(q, k, v, attn_mask=rows.keep[:, None, None, :], dropout_p=dropout)
     return out.reshape(-1, width).index_select(0, rows.collect).view(-1, heads, width)
 
 

@@ -1,6 +1,7 @@
 """What this machine can train on and in which precision, decided before anything is written.
 
-    no GPU                        fp32 on the CPU; `training.device: cuda` is refused
+    no GPU                        bf16 on a CPU with instructions for it, if states are wide enough for that to be faster
+                                  (`models/precision`), else fp32; `training.device: cuda` is refused
     a GPU without bf16            fp16 with a loss scale; `training.precision: bf16` is refused: it would be emulated, slowly
     older than any kernel knows   plain steps (`nn/fast.for_kernels`); without Triton nothing is compiled either
 
@@ -16,7 +17,8 @@ import torch
 from pnn import kernels
 from pnn.config import RunConfig, TrainingConfig
 from pnn.errors import UserError
-from pnn.models.precision import gpu_has_bf16
+from pnn.models.precision import gpu_has_bf16, learns_in
+from pnn.models.sections import model_config
 
 TRITON_KNOWS = (7, 0)  # the oldest compute capability that torch.compile takes
 
@@ -32,7 +34,8 @@ def precision_of(config: RunConfig) -> tuple[str, bool]:
     has_bf16 = on_gpu and gpu_has_bf16("cuda")
     precision = training.precision
     if precision == "auto":
-        precision = ("bf16" if has_bf16 else "fp16") if on_gpu else "fp32"
+        bf16 = has_bf16 if on_gpu else learns_in("cpu", model_config(config.model).hidden_size) == torch.bfloat16
+        precision = "bf16" if bf16 else "fp16" if on_gpu else "fp32"
     if precision == "fp16" and not on_gpu:
         raise UserError("training.precision: fp16 needs a GPU (use bf16 or fp32 on a CPU)")
     if precision == "bf16" and on_gpu and not has_bf16:
