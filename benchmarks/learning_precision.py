@@ -3,8 +3,8 @@ and of a decoder that learns text after pruning.
 
 python benchmarks/learning_precision.py OUT.json [--encoder models/pnn-base] [--decoder FOLDER …] [--seconds 20]
 
-PNNs are fresh and of several widths, and so are GPT-2s; other decoders lie in FOLDERs. Two copies of one model take turns. One thread computes and
-its own time is counted, so that a machine shared with others gives about the same numbers.
+PNNs are fresh and of several widths, and so are GPT-2s; other decoders lie in FOLDERs. Two copies of one model take turns. One
+thread computes and its own time is counted, so that a machine shared with others gives about the same numbers.
 """
 
 from __future__ import annotations
