@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from pnn import __version__, kernels
 from pnn.config import DataConfig, RunConfig, load_config, shipped_configs
 from pnn.errors import first_line
+from pnn.models.precision import NARROW
 from pnn.nn.fast import kernels_compute
 from pnn.training.device import compiles, precision_of
 
@@ -105,7 +106,8 @@ def speed() -> Iterator[Finding]:
     mixed, on_gpu = precision_of(config)
     precision = "fp32" if mixed == "no" else mixed
     compiled = "compiled" if compiles(config.training, on_gpu) else "not compiled"
-    yield Finding(f"Training computes in {precision}, {compiled}.")
+    narrow = f" (in fp32 where states are narrower than {NARROW})" if mixed == "bf16" and not on_gpu else ""
+    yield Finding(f"Training computes in {precision}{narrow}, {compiled}.")
     triton = f"Triton {importlib.import_module('triton').__version__}" if kernels.HAS_TRITON else "no Triton"
     if on_gpu and kernels_compute(torch.device("cuda"), torch.bfloat16 if mixed == "bf16" else torch.float16):
         yield Finding(f"Our kernels run here ({triton}): every shipped config trains fast.")

@@ -20,9 +20,9 @@ def predicts_in(device: torch.device | str) -> torch.dtype:
 
 
 def learns_in(device: torch.device | str, width: int) -> torch.dtype:
-    """For learning from a model that is there: fine-tuning, and after pruning. `width`: of its states. With instructions for
-    bf16 a CPU needs 0.31 to 0.44 of fp32's time for updates of models/pnn-base, 0.32 for SmolLM2-135M's, 0.47 for stories15M's
-    and 0.57 for a GPT-2's of width 128 (`benchmarks/learning_precision.py`)."""
+    """`width`: of the model's states. With instructions for bf16 a CPU needs 0.30 of fp32's time for an update of a PNN of
+    width 768 and 0.49 at width 128, 0.28 to 0.36 to fine-tune models/pnn-base, 0.30 for SmolLM2-135M and 0.57 for a GPT-2 of
+    width 128 (`benchmarks/learning_precision.py`). At width 64 it hangs on the vocabulary and on how many heads there are."""
     if torch.device(device).type != "cpu":
         return predicts_in(device)
     if width < NARROW:
