@@ -32,6 +32,11 @@ def test_it_still_applies_and_its_tests_exist(mutation):
         assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), named
 
 
+def test_words_that_no_mutation_has_are_an_error():
+    with pytest.raises(SystemExit, match="no mutation has neither-this or nor-that"):
+        RUNNER["main"](["neither-this", "nor-that"])
+
+
 def test_a_text_that_is_gone_is_an_error():
     with pytest.raises(ValueError, match="has its text 0 times"):
         RUNNER["mutated"]({**MUTATIONS[0], "old": "this is nowhere"})

@@ -146,6 +146,8 @@ def main(words: list[str]) -> None:
     for mutation in listed:
         mutated(mutation)
     chosen = [m for m in listed if not words or any(word in m["file"] or word in m["breaks"] for word in words)]
+    if not chosen:  # without names pytest would run everything
+        sys.exit(f"no mutation has {' or '.join(words)} in its file or words")
     tests = sorted({test for mutation in chosen for test in mutation["tests"]})
     import_libraries()
     with tempfile.TemporaryDirectory() as name:
