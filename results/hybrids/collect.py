@@ -15,7 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import wide
 
-from pnn.differences import arms_apart, both_say
+from pnn.differences import accuracies_apart
 from pnn.figures.style import png, save
 from pnn.figures.sweep import sweep as draw
 from pnn.files import write_between, write_json
@@ -75,15 +75,7 @@ def schedule_of(run: Path) -> list[int]:
 def above(one: str, other: str, runs: dict[str, list[Path]]) -> dict[str, Any]:
     """How far the accuracy of one arm lies above another's, paired by seed and by sequence."""
     totals = [{run.name: read_json(run / BY_SEQUENCE)["validation"] for run in runs[name]} for name in (one, other)]
-    seeds, drawn, by_seed = arms_apart(*totals, "correct")
-    return {
-        "arms": [one, other],
-        "seeds": len(seeds),
-        "over_seeds_and_sequences": drawn.as_json(),
-        "over_seeds": by_seed.as_json(),
-        # of losses less is better, of accuracies more
-        "verdict": both_say(-drawn, -by_seed, seeds=len(seeds)),
-    }
+    return {"arms": [one, other], **accuracies_apart(*totals)}
 
 
 def table(result: dict[str, Any]) -> str:

@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "better_than_ber
 from comparison import OURS, TEXT, Run, finished, right
 from keep import copy_in
 
-from pnn.differences import both_say
+from pnn.differences import accuracies_apart
 from pnn.models.sections import model_config
 from pnn.numbers import per_cent, short_count
+from pnn.results import SequenceTotals
 from pnn.schedule import order
-from pnn.stats import seeds_and_sequences, student
+from pnn.stats import student
 
 MEASURED = Path(__file__).resolve().parent / "measured" / "wide"
 COMPARISON = Path(__file__).resolve().parent.parent / "better_than_bert" / "measured"
@@ -83,19 +84,17 @@ def schedule_of(run: Run) -> list[int]:
 
 def apart(one: str, other: str, arms: Arms) -> dict[str, Any] | None:
     """How far the accuracy of one arm lies above another's, paired by seed and by sequence."""
-    seeds = sorted(arms[one].keys() & arms[other].keys())
-    if not seeds:
+    if not arms[one].keys() & arms[other].keys():
         return None
-    mine, targets = right([arms[one][seed] for seed in seeds])
-    gains = mine - right([arms[other][seed] for seed in seeds])[0]
-    drawn, by_seed = seeds_and_sequences(gains, targets), student((gains.sum(axis=1) / targets.sum()).tolist())
     return {
         "arms": [one, other],
-        "seeds": len(seeds),
-        "over_seeds_and_sequences": drawn.as_json(),
-        "over_seeds": by_seed.as_json(),
-        "verdict": both_say(-drawn, -by_seed, seeds=len(seeds)),
+        **accuracies_apart(*({run.folder.name: totals_of(run) for run in arms[name].values()} for name in (one, other))),
     }
+
+
+def totals_of(run: Run) -> SequenceTotals:
+    correct, targets = right([run])
+    return {"correct": correct[0].tolist(), "targets": targets.tolist(), "loss": []}
 
 
 def looks_table(result: dict[str, Any]) -> str:

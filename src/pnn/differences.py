@@ -130,6 +130,17 @@ def losses_apart(one: Mapping[str, SequenceTotals], other: Mapping[str, Sequence
     }
 
 
+def accuracies_apart(one: Mapping[str, SequenceTotals], other: Mapping[str, SequenceTotals]) -> dict[str, Any]:
+    """`arms_apart` of what was got right, where more is better."""
+    seeds, drawn, by_seed = arms_apart(one, other, "correct")
+    return {
+        "seeds": len(seeds),
+        "over_seeds_and_sequences": drawn.as_json(),
+        "over_seeds": by_seed.as_json(),
+        "verdict": both_say(-drawn, -by_seed, seeds=len(seeds)),  # of losses less is better
+    }
+
+
 def both_say(*intervals: Estimate, seeds: int) -> str:
     """Of losses: both intervals have to say so. That over windows knows little of seeds, that over three seeds little of
     anything, and fewer say nothing."""
