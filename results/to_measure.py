@@ -12,7 +12,8 @@ For a GPU that is lent for half an hour. An item starts only if it will end in t
     SmolLM2-135M/            a model (plasticity_study/convert.py)
     packages/torch_pruning/  `pip install --target packages --no-deps torch-pruning`
 
-After each item RUNS/home.tar.gz holds all files but weights. An item is done if what it leaves is in RUNS or was collected.
+After each item RUNS/home.tar.gz holds all files but weights. An item is done if what it leaves is in RUNS or was collected; one
+that failed is not tried again in these RUNS.
 Some items follow from others: what is chosen on held-out text is trained longer, in the same call.
 """
 
@@ -31,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from wanted import Item, items
+from wanted import FAILED, Item, items
 
 GRACE = 20.0  # seconds that a process has to end when the time is up
 LARGEST = 4 << 20  # bytes of a file that goes home
@@ -39,12 +40,13 @@ LARGEST = 4 << 20  # bytes of a file that goes home
 
 def take_home(runs: Path) -> None:
     """All files of RUNS that are no weights, as one."""
-    files = sorted(path for path in runs.rglob("*") if path.is_file() and path.stat().st_size <= LARGEST)
     with tarfile.open(runs / "home.tar.gz.new", "w:gz") as home:
-        for path in files:
-            if "checkpoints" not in path.parts and not path.name.startswith("home.tar.gz"):
+        for folder, inside, files in os.walk(runs):
+            inside[:] = sorted(name for name in inside if name != "checkpoints")
+            for path in (Path(folder) / name for name in sorted(files) if not name.startswith("home.tar.gz")):
                 with contextlib.suppress(FileNotFoundError):  # a run that goes on replaces its files
-                    home.add(path, path.relative_to(runs))
+                    if path.stat().st_size <= LARGEST:
+                        home.add(path, path.relative_to(runs))
     (runs / "home.tar.gz.new").replace(runs / "home.tar.gz")
 
 
@@ -62,6 +64,9 @@ def work(known: Callable[[], list[Item]], runs: Path, data: Path, minutes: float
                 item = running.pop(process)
                 if process.returncode:
                     failed.append(item)
+                    mark = runs / (item.leaves + FAILED)
+                    mark.parent.mkdir(parents=True, exist_ok=True)
+                    mark.write_text(f"exit code {process.returncode}\n")
                 print(f"{'failed' if process.returncode else 'done'}: {item.name}", flush=True)
                 take_home(runs)
                 waiting = [one for one in known() if one.name not in begun]

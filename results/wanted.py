@@ -10,15 +10,16 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pnn.runs import read_json
 
 HERE = Path(__file__).resolve().parent
 BERT = HERE / "better_than_bert"
 EPOCH = 78.7e6  # tokens
+NOWHERE = "nowhere/measured.json"  # where nothing is collected: what is needed again each time
+FAILED = ".failed"  # behind the name of what an item would have left
 AROUND = 0.5  # minutes of a training beside its updates, if another computes while it starts and evaluates
 
 
@@ -35,7 +36,12 @@ class Item:
     alone: bool = False  # nothing else may compute meanwhile: it times
 
     def done(self, runs: Path | None) -> bool:
-        return self.found(runs) is not None
+        return self.found(runs) is not None or self.failed(runs)
+
+    def failed(self, runs: Path | None) -> bool:
+        """It ended with an error, as a training that diverges does, and is not tried again."""
+        marks = [HERE / (self.kept + FAILED), *([] if runs is None else [runs / (self.leaves + FAILED)])]
+        return any(mark.exists() for mark in marks)
 
     def found(self, runs: Path | None) -> Path | None:
         """What it left, collected or not."""
@@ -49,7 +55,7 @@ class Item:
 def items(runs: Path | None) -> Iterator[Item]:
     """All of them, as far as they are known by now."""
     yield from comparison(runs)
-    yield from shrink()
+    yield from shrink(runs)
     yield from hybrids(runs)
     widths = f"bash {HERE}/widths/run.sh {{data}}/tokens {{runs}}/widths"  # twenty runs of half an epoch, ten at width 256
     yield Item("widths", 17.0, widths, "widths/muon_w768_plain/sweep.json", "widths/result.json", ("tokens",))
@@ -58,12 +64,11 @@ def items(runs: Path | None) -> Iterator[Item]:
 
 def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[Item]:
     """Those that are right most often on the held-out tail, earlier ones first where they are level. None before all are
-    known."""
-    files = [item.found(runs) for item in candidates]
-    if None in files:
+    known; what failed is none of the best."""
+    if not all(item.done(runs) for item in candidates):
         return []
-    tails = [read_json(file)["accuracy"] for file in files if file is not None]
-    return [candidates[at] for at in sorted(range(len(tails)), key=lambda at: -tails[at])[:wanted]]
+    tails = {item: read_json(file)["accuracy"] for item in candidates if (file := item.found(runs)) is not None}
+    return sorted(tails, key=lambda item: -tails[item])[:wanted]
 
 
 # The comparison with BERT ---------------------------------------------------------------------------------------------
@@ -99,7 +104,7 @@ def comparison(runs: Path | None) -> Iterator[Item]:
         if form not in speeds():
             timing = f"env FORM={form} bash {BERT}/run.sh speeds {{data}}/tokens {{data}}/wikitext {{runs}}/better_than_bert"
             leaves = "better_than_bert/speeds.json"
-            yield Item("speeds", 5.0, timing, leaves, "with the form's row", ("tokens", "wikitext"), alone=True)
+            yield Item("speeds", 5.0, timing, leaves, NOWHERE, ("tokens", "wikitext"), alone=True)
     for model, rates in RATES.items():
         part = f"rates_{model}" + ("_rotary" if model == "bert12" else "")
         for rate in rates:
@@ -110,11 +115,14 @@ def comparison(runs: Path | None) -> Iterator[Item]:
             yield three_epochs(model, seed)
     tuning = f"bash {HERE}/downstream/run.sh {{data}} {{runs}}/better_than_bert"
     for model in (OURS, "bert4", "bert12"):
-        if model != OURS:
-            yield training("(b)", model, f"b/{model}", 0, 10)
         leaves, kept = f"better_than_bert/{model}.tuned", f"downstream/measured/{model}-glue/sst2/result.json"
-        weights = "." if model == OURS else f"better_than_bert/b/{model}/seed-0/evaluation.json"
-        yield Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
+        weights = f"better_than_bert/b/{model}/seed-0/checkpoints/best"
+        tuned = Item(f"downstream, {model}", 4.0, f"{tuning} {model}", leaves, kept, ("glue", "superglue"), weights)
+        if model == OURS:
+            yield replace(tuned, after=".")  # models/pnn-base has its weights
+            continue
+        yield training("(b)", model, f"b/{model}", 0, 10)
+        yield tuned  # in the same half an hour: weights do not go home
 
 
 def one_epoch(model: str) -> Item:
@@ -171,7 +179,7 @@ LEARNS = "--updates 769 --rate 6e-4"  # 25M tokens
 PEERS = ("llm_pruner", "tp_width", "tp_taylor")
 
 
-def shrink() -> Iterator[Item]:
+def shrink(runs: Path | None) -> Iterator[Item]:
     """Looks at how to learn, a fifth fewer parameters, the curve, one seed, and without the teacher; then other pruners."""
     too, not_too = "--kinds token head neuron", "--kinds head neuron"
     arms = [
@@ -199,15 +207,18 @@ def shrink() -> Iterator[Item]:
     ]
     path = ":".join(["{data}/packages", *filter(None, [os.environ.get("PYTHONPATH")])])
     study = f"{HERE}/shrink/run.py {{data}}/SmolLM2-135M {{data}}/text/part-04.txt.xz {{runs}}/shrink"
-    command = f"env {shlex.quote(f'PYTHONPATH={path}')} {sys.executable} {study} --score-rows 256 --adapt 300"
-    after = "."
+    command = (
+        f"env {shlex.quote(f'PYTHONPATH={path}')} {sys.executable} {study} --score-rows 256 --adapt 300 --train-rows {769 * 64}"
+    )
+    adapted, needs = "shrink/adapted/model.safetensors", ("SmolLM2-135M", "text/part-04.txt.xz")
+    found = []
     for name, minutes, asked in [*looks, *left, *others]:
-        needs = ("SmolLM2-135M", "text/part-04.txt.xz", *(("packages/torch_pruning",) if "-tp_" in name else ()))
-        about = (f"shrink/measured/{name}.json", f"shrink/measured/smollm2_135m/{name}.json", needs, after)
-        item = Item(f"shrink, {name}", minutes, f"{command} {asked}", *about)
-        yield item
-        if not (HERE / item.kept).exists():
-            after = "shrink/measured/adapted.json"  # which the first that is left makes
+        packages = ("packages/torch_pruning",) if "-tp_" in name else ()
+        about = (f"shrink/measured/{name}.json", f"shrink/measured/smollm2_135m/{name}.json", (*needs, *packages), adapted)
+        found.append(Item(f"shrink, {name}", minutes, f"{command} {asked}", *about))
+    if not all(item.done(runs) for item in found):  # the model that all of them start from, made anew in every half an hour
+        yield Item("shrink, less- and control: the adapted model", 1.5, f"{command} {LEARNS} --seeds", adapted, NOWHERE, needs)
+    yield from found
 
 
 # Where distinct weights stand -----------------------------------------------------------------------------------------
@@ -240,13 +251,13 @@ WIKIPEDIA = tuple(f"text/part-0{part}.txt.xz" for part in range(5))
 
 def causal(runs: Path | None) -> Iterator[Item]:
     """Rates of each family, then three seeds of every arm at its family's best."""
-    best: dict[str, Any] = {}
+    best: dict[str, str] = {}
     for family in FAMILIES:
         tried = {rate: of_causal("rates", f"{family}_once", rate, 0) for rate in OF_DECODERS}
         yield from tried.values()
-        files = {rate: item.found(runs) for rate, item in tried.items()}
-        if None not in files.values():
-            best[family] = min(OF_DECODERS, key=lambda rate: read_json(files[rate])["loss"])  # type: ignore[arg-type]
+        losses = {rate: read_json(file)["loss"] for rate, item in tried.items() if (file := item.found(runs)) is not None}
+        if losses and all(item.done(runs) for item in tried.values()):
+            best[family] = min(losses, key=losses.__getitem__)
     for seed in range(3):
         for family, rate in best.items():
             for arm in ("once", "half_twice", "twice", *(("deep",) if family == "additive" else ())):

@@ -55,6 +55,9 @@ def test_from_a_model_to_a_table(scripts, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["run.py", "model", "text.txt", "runs", *words, *FEW])
         run.main()
 
+    monkeypatch.setattr(sys, "argv", ["run.py", "model", "text.txt", "runs", *FEW[:-1]])
+    run.main()  # no seeds: the adapted model alone
+    assert {path.stem for path in Path("runs/measured").glob("*.json")} == {"whole", "adapted", "environment"}
     study("--shares")
     study("--shares", "0.2")
     study("--shares", "0.2", "--teachers", "none")

@@ -85,6 +85,8 @@ def test_time_is_up_and_failures_are_told(to_measure, item, tmp_path, capfd):
     slow, broken = item("slow", 0.0, "import time; time.sleep(60)"), item("broken", 0.0, "raise SystemExit(3)")
     failed = to_measure.work(lambda: [broken, slow], tmp_path, Path("t"), 0.05, 1)
     assert [one.name for one in failed] == ["broken"]
+    assert broken.done(tmp_path)  # it is not tried again
+    assert not slow.done(tmp_path)
     said = capfd.readouterr().out
     assert "failed: broken" in said
     assert "stopped: slow" in said
@@ -151,6 +153,36 @@ def test_what_is_best_on_the_tail_is_trained_longer(wanted, tmp_path):
     (timing,) = named(wanted, tmp_path, "speeds").values()
     assert timing.alone
     assert "FORM=pnn_eight" in timing.command
+
+
+def fail(runs, item):
+    (runs / item.leaves).parent.mkdir(parents=True)
+    (runs / f"{item.leaves}.failed").touch()
+
+
+def test_what_failed_is_none_of_the_best_and_holds_nothing_up(wanted, tmp_path):
+    fail(tmp_path, named(wanted, tmp_path, "rates ")["pnn_thrice, seed 0, learning_rate 2e-3"])
+    for model in ("pnn_seven", "pnn_eight"):
+        leave(tmp_path, named(wanted, tmp_path, "rates ")[f"{model}, seed 0, learning_rate 2e-3"], 0.4)
+    assert {"pnn_seven, seed 0", "pnn_eight, seed 0"} <= set(named(wanted, tmp_path, "(a) "))
+    assert "pnn_thrice, seed 0" not in named(wanted, tmp_path, "(a) ")
+    rates = list(named(wanted, tmp_path, "causal_pnn, rates, pnn_once, seed 0, ").values())
+    for place, item in enumerate(rates[:2]):
+        leave(tmp_path, item, 0, loss=2.0 - place)
+    fail(tmp_path, rates[2])
+    assert all(" 2e-3 " in item.command for item in named(wanted, tmp_path, "causal_pnn, main, pnn").values())
+    assert named(wanted, tmp_path, "causal_pnn, main, pnn")
+
+
+def test_the_model_that_is_shrunk_adapts_first_and_only_if_something_is_left(wanted, tmp_path):
+    first, *others = named(wanted, tmp_path, "shrink, ").values()
+    assert first.command.endswith("--seeds")
+    assert (first.after, {item.after for item in others}) == (".", {first.leaves})
+    assert not any("safetensors" in item.leaves for item in others)
+    for item in others:
+        (wanted.HERE / item.kept).parent.mkdir(parents=True, exist_ok=True)
+        (wanted.HERE / item.kept).touch()
+    assert first.name not in [item.name for item in wanted.items(tmp_path)]
 
 
 def test_if_neither_candidate_is_ahead_there_is_no_second_form(wanted, tmp_path):

@@ -101,12 +101,12 @@ class Study:
     def adapted(self, model: PreTrainedModel) -> None:
         """The model in RUNS/adapted, and what it is worth before and after."""
         folder = self.runs / "adapted"
-        if folder.exists():
+        if (folder / "model.safetensors").exists():
             return
         self._keep("whole", model, {"arm": "whole"})
         self._learns(model, self._plan(0, self.asked.adapt), model)
         self._keep("adapted", model, {"arm": "adapted"})
-        save(model, folder, self.tokenizer)
+        save(model, folder, self.tokenizer)  # last: it says that the model is there
 
     def _plan(self, seed: int, updates: int, teacher: str = "none") -> CycleSettings:
         return CycleSettings(
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=MAY_GO, default=KINDS, help="of units that may go")
     parser.add_argument("--teachers", nargs="+", default=["logits"], help="logits, states, none")
     parser.add_argument("--peers", nargs="*", default=[], choices=RECIPES, help="cut as these do, not as pnn shrink does")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="none: the adapted model alone")
     parser.add_argument(
         "--look", default="", help="ROWS-RATE: arms that learn so, beside the others and not compared with them"
     )
@@ -181,6 +181,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="rows per update")
     parser.add_argument("--length", type=int, default=512, help="tokens per row")
     parser.add_argument("--held-out", type=int, default=256, help="rows to measure on")
+    parser.add_argument("--train-rows", type=int, help="rows to learn from, where arms of several calls shall share them")
     asked = parser.parse_args()
     runs = Path(asked.runs)
     loaded = open_model(asked.model)
@@ -190,7 +191,7 @@ def main() -> None:
         loaded.tokenizer,
         asked.text,
         length=asked.length,
-        train_rows=max(asked.updates * int(rows), asked.adapt * asked.batch),
+        train_rows=asked.train_rows or max(asked.updates * int(rows), asked.adapt * asked.batch),
         held_out_rows=asked.held_out,
         count=TOKEN in asked.kinds,
         progress=track,

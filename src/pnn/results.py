@@ -142,6 +142,7 @@ class Environment(TypedDict):
     versions: Versions
     git: NotRequired[Commit | None]
     source_sha256: NotRequired[str]
+    precision: NotRequired[str]  # that a run was trained in
 
 
 # evaluation.json ------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
+from pnn.bench import inference, training, transformers_bert
 from pnn.bench import run as bench_run
-from pnn.bench import training, transformers_bert
 from pnn.bench.scaling import with_width
 from pnn.bench.timing import Budget, Clock, copy_rate, hardware_slug
 from pnn.config import RunConfig, from_dict, load_config
@@ -276,6 +276,15 @@ def test_a_narrow_table_is_scaled_with_the_width():
     run = from_dict(RunConfig, {"model": narrow})
     assert with_width(run, 0.5).model["embedding_size"] == 24
     assert "embedding_size" not in with_width(from_dict(RunConfig, {"model": {"type": "pnn"}}), 2).model
+
+
+def test_a_cpu_is_timed_in_the_precision_that_it_predicts_in(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    wide = from_dict(RunConfig, {"model": {"type": "pnn"}})
+    assert training.precision_name(wide) == "bf16"
+    assert inference.inference_precision(wide) == "fp32"
+    asked = from_dict(RunConfig, {"model": {"type": "pnn"}, "training": {"precision": "bf16"}})
+    assert inference.inference_precision(asked) == "bf16"
 
 
 def test_the_scaling_figure_shows_all_four_and_the_ideal():

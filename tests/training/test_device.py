@@ -1,15 +1,20 @@
 """What a run does on a machine without a GPU, with an old one, or without Triton. The machines are made up: only the questions
 to torch are answered for it, the decisions are ours."""
 
+import json
+
 import pytest
 import torch
+import transformers as hf
 
 from pnn import kernels
 from pnn.config import load_config
 from pnn.errors import UserError
+from pnn.models.precision import width_of
 from pnn.models.sections import build_model, model_config
 from pnn.nn.fast import for_kernels
-from pnn.training.device import compiles, precision_of
+from pnn.training import device
+from pnn.training.device import compiles, precision_of, trained_in
 from pnn.training.recording import can_record
 
 
@@ -59,6 +64,32 @@ def test_a_cpu_trains_in_bf16_where_that_is_faster(machine, monkeypatch, width, 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": can}, raising=False)
     assert precision_of(config(f"model.hidden_size={width}")) == (chosen, False)
     assert precision_of(config(f"model.hidden_size={width}", "training.precision=fp32")) == ("no", False)
+
+
+def test_a_run_on_a_cpu_goes_on_in_what_it_began_with(machine, monkeypatch, tmp_path):
+    """Also one of an older version, which does not say that it was fp32. A GPU's run has nothing to say to a CPU."""
+    machine(gpus=0)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    wide = config("model.hidden_size=128")
+    assert trained_in(tmp_path) is None
+    hardware = {"cpu": "x86_64", "threads": 1, "gpus": []}
+    made = {"hardware": hardware, "versions": {"torch": "2", "transformers": "5"}}
+    for more, began in (({}, "fp32"), ({"precision": "bf16"}, "bf16"), ({"hardware": hardware | {"gpus": ["one"]}}, None)):
+        (tmp_path / "environment.json").write_text(json.dumps(made | more))
+        assert trained_in(tmp_path) == began
+        assert precision_of(wide, began) == ("no" if began == "fp32" else "bf16", False)
+    assert precision_of(config("training.precision=bf16"), "fp32") == ("bf16", False)  # as asked
+
+
+def test_a_model_whose_config_has_parts_is_as_wide_as_the_one_that_reads(machine, monkeypatch):
+    machine(gpus=0)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    for width, chosen in ((32, "no"), (128, "bf16")):
+        text = hf.Qwen3_5TextConfig(hidden_size=width)
+        assert width_of(hf.Qwen3_5Config(text_config=text.to_dict())) == width_of(text) == width
+        monkeypatch.setattr(device, "model_config", lambda section, text=text: hf.Qwen3_5Config(text_config=text.to_dict()))
+        assert precision_of(config())[0] == chosen
+    assert width_of(hf.PreTrainedConfig()) == 0
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,9 @@ def predict_row(
 
 
 def inference_precision(run: RunConfig) -> str:
-    """As training's, but never fp16 where bf16 is to be had."""
+    """As training's, but never fp16 where bf16 is to be had; and a CPU predicts in fp32 unless asked otherwise."""
+    if run.training.precision == "auto" and device_of(run).type == "cpu":
+        return "fp32"
     name = precision_name(run)
     return "bf16" if name == "fp16" and torch.cuda.is_bf16_supported(including_emulation=False) else name
 

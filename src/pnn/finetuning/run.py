@@ -37,7 +37,7 @@ from pnn.finetuning.metrics import Metrics, interval, measure_sets, score
 from pnn.finetuning.submission import write_submission
 from pnn.finetuning.tasks import TASKS, Task, parse_tasks
 from pnn.memory import out_of_memory_says
-from pnn.models.precision import learns_in
+from pnn.models.precision import learns_in, width_of
 from pnn.models.registry import kind_of
 from pnn.progress import Bars, say
 from pnn.results import TunedSteps, TunedTask
@@ -203,7 +203,7 @@ def _one_task(subject: Subject, data: TaskData, folder: Path, asked: dict[str, A
         pad=subject.tokenizer.pad_token_id,
         max_length=subject.max_length,
         device=device,
-        precision=learns_in(device, subject.config.hidden_size),
+        precision=learns_in(device, width_of(subject.config)),
         every_step=settings.every_step,
     )
     tuned, tried, model = _sweep_and_seeds(subject, plan, settings, quiet)

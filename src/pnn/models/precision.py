@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 NARROW = 128  # below, converting numbers may take longer than multiplying them in 16 bit saves
 
@@ -17,6 +18,11 @@ def gpu_has_bf16(device: torch.device | str) -> bool:
 def predicts_in(device: torch.device | str) -> torch.dtype:
     """fp32 on every CPU: one sentence takes as long as its weights take to be read, and autocast would copy them first."""
     return torch.bfloat16 if gpu_has_bf16(device) else torch.float32
+
+
+def width_of(config: PreTrainedConfig) -> int:
+    """Of the states, in the part that reads text; 0 where a config does not tell."""
+    return int(getattr(config.get_text_config(), "hidden_size", 0))
 
 
 def learns_in(device: torch.device | str, width: int) -> torch.dtype:

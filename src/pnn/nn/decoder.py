@@ -71,7 +71,7 @@ class CausalAttention(nn.Module):
             past.count(qkv)
             return self.out(qkv.new_zeros(batch, length, 0))
         q, k, v = self.rotated(qkv, context)
-        out = causal_attention(q, k, v, past, watched=context.watched, attend=fast.attend_by(q))
+        out = causal_attention(q, k, v, past, watched=context.watched, attend=fast.attend_by(q, batch * self.num_heads, length))
         return self.out(out.transpose(1, 2).reshape(batch, length, -1))
 
     def rotated(self, qkv: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:

@@ -309,10 +309,12 @@ def attention(qkv: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
         return qkv.select(-3, 0)  # no heads: W_o of nothing is its bias
     if layout.past is not None:
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(-3))
-        return causal_attention(q, k, v, layout.past, dropout, layout.watched, attend_by(q)).transpose(1, 2)
+        return causal_attention(
+            q, k, v, layout.past, dropout, layout.watched, attend_by(q, q.shape[0] * q.shape[1], q.shape[2])
+        ).transpose(1, 2)
     if layout.cu_seqlens is None:
         q, k, v = qkv.unbind(-3)
-        return padded_attention(q, k, v, layout.keep, dropout, attend_by(q.transpose(1, 2)))
+        return padded_attention(q, k, v, layout.keep, dropout, attend_by(q, q.shape[0] * q.shape[2], q.shape[1]))
     return packed(qkv.flatten(0, -4), layout, dropout).view(*qkv.shape[:-3], *qkv.shape[-2:])
 
 
@@ -329,16 +331,17 @@ def packed(qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
         if dropout == 0 and flash_takes(width):
             return flash_packed_attention(qkv, layout)
     rows = rows_of(qkv, layout)
-    if dropout == 0 and short_rows.takes(qkv, qkv.dtype, rows.keep.shape[1]):
+    sequences, length = rows.keep.shape
+    if dropout == 0 and short_rows.takes(qkv, qkv.dtype, sequences * qkv.shape[-2], length):
         return short_rows.attention(qkv, rows.keep, rows.spread, rows.gather, rows.collect)
-    return packed_attention(qkv, layout, dropout, attend_by(qkv, rows.keep.shape[1]))
+    return packed_attention(qkv, layout, dropout, attend_by(qkv, sequences * qkv.shape[-2], length))
 
 
-def attend_by(q: Tensor, length: int | None = None) -> Attend:
-    """What computes attention of (…, length, d_head) where no kernel does: torch's own function, or batched products where a
-    CPU trains in bf16."""
+def attend_by(q: Tensor, rows: int, length: int) -> Attend:
+    """What computes attention where no kernel does: torch's own function, or batched products where a CPU trains in bf16.
+    `rows`: sequences times heads."""
     dtype = computed_in(q)
-    if dtype == torch.bfloat16 and short_rows.takes(q, dtype, q.shape[-2] if length is None else length):
+    if dtype == torch.bfloat16 and short_rows.takes(q, dtype, rows, length):
         return short_rows.by_products
     return F.scaled_dot_product_attention
 

@@ -34,7 +34,7 @@ from transformers.pytorch_utils import Conv1D
 from pnn.errors import UserError
 from pnn.models.lean import padded_vocabulary
 from pnn.models.loading import longest_input
-from pnn.models.precision import learns_in, predicts_in
+from pnn.models.precision import learns_in, predicts_in, width_of
 from pnn.models.recorded import quickened
 from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
@@ -58,7 +58,7 @@ def computing(model: PreTrainedModel) -> torch.autocast:
 
 
 def learning(model: PreTrainedModel) -> torch.autocast:
-    return _in(learns_in(model.device, model.config.hidden_size), model)
+    return _in(learns_in(model.device, width_of(model.config)), model)
 
 
 def _in(dtype: torch.dtype, model: PreTrainedModel) -> torch.autocast:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pnn.errors import UserError, did_you_mean
 from pnn.files import let_go, remove_folder
 from pnn.models.plastic import as_ranges, of_ranges
-from pnn.models.precision import learns_in
+from pnn.models.precision import learns_in, width_of
 from pnn.models.registry import kind_of
 from pnn.numbers import per_cent, written
 from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, NEURON, WIDTH, architecture_of
@@ -204,7 +204,7 @@ def shrink(
             else:
                 if not {*journal.newest("pruning")["pruned"]} - {TOKEN}:  # it is its teacher still
                     plan = replace(plan, teacher="none")
-                precision = "bf16" if learns_in(now.device, now.config.hidden_size) == torch.bfloat16 else "fp32"
+                precision = "bf16" if learns_in(now.device, width_of(now.config)) == torch.bfloat16 else "fp32"
                 journal.record("lesson", teacher=plan.teacher, precision=precision)
                 adapters = nullcontext() if settings.lora is None else low_rank(now, settings.lora, settings.seed)
                 with adapters, Bars({"learning": plan.learn_steps}, quiet=quiet) as bars:

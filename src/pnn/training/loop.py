@@ -37,7 +37,7 @@ from pnn.models.sections import build_model, compile_blocks, model_config
 from pnn.nn.fast import kernels_compute
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
-from pnn.training.device import compiles, precision_of
+from pnn.training.device import compiles, precision_of, trained_in
 from pnn.training.fitting import check_update_fits
 from pnn.training.objective import objective_of
 from pnn.training.optim import average_weights, learning_rate, make_optimizer, set_learning_rate
@@ -52,7 +52,8 @@ DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 class Trainer:
     def __init__(self, config: RunConfig, run: Path, resume: bool = False, quiet: bool = False):
         self.config, self.run, self.quiet = config, run, quiet
-        mixed_precision, on_gpu = precision_of(config)
+        mixed_precision, on_gpu = precision_of(config, trained_in(run) if resume else None)
+        self.precision = "fp32" if mixed_precision == "no" else mixed_precision
         self.compiled = compiles(config.training, on_gpu) and config.plasticity is None  # what changes shape stays as it is
         # several runs in one process may differ in precision and device; processes that are connected stay so
         AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
@@ -398,13 +399,15 @@ class Trainer:
     # Around the loop ----------------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
-        write_json(self.run / "environment.json", environment(self.config.training.seed, self.accelerator.num_processes))
+        made = environment(self.config.training.seed, self.accelerator.num_processes)
+        write_json(self.run / "environment.json", made | {"precision": self.precision})
         if not self.quiet:
             parameters = sum(p.numel() for p in self.model.parameters())
             say(
                 f"{self.config.name}: {parameters:,} parameters, {len(self.prepared.train_sequences):,} sequences, "
                 f"{self.plan.updates:,} updates of {self.plan.accumulation * self.accelerator.num_processes} × "
-                f"{self.plan.batch_tokens:,} tokens on {self.where}" + (f", from step {self.step}" if self.step else "")
+                f"{self.plan.batch_tokens:,} tokens on {self.where} in {self.precision}"
+                + (f", from step {self.step}" if self.step else "")
             )
             for said in left_out(self.prepared.train):
                 say(said)
