@@ -120,7 +120,9 @@ def main() -> None:
 
     def left() -> list[Item]:
         found = {item.name: item for item in items(asked.runs)}  # one that is asked for twice is done once
-        return [item for item in found.values() if asked.only in item.name and not item.done(asked.runs)]
+        chosen = [item for item in found.values() if asked.only in item.name and not item.done(asked.runs)]
+        first = {item.after for item in chosen}  # what they follow is done too
+        return [item for item in found.values() if item in chosen or (item.leaves in first and not item.done(asked.runs))]
 
     if asked.data is None:
         for item in left():

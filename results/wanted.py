@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent / "better_than_bert"))
+from comparison import CANDIDATES, OURS, SEEDS, SEEDS_BESIDE_SECOND, SEEDS_OF_SECOND
+
 from pnn.runs import read_json
 
 HERE = Path(__file__).resolve().parent
@@ -57,8 +60,10 @@ def items(runs: Path | None) -> Iterator[Item]:
     yield from comparison(runs)
     yield from shrink(runs)
     yield from hybrids(runs)
-    widths = f"bash {HERE}/widths/run.sh {{data}}/tokens {{runs}}/widths"  # twenty runs of half an epoch, ten at width 256
-    yield Item("widths", 17.0, widths, "widths/muon_w768_plain/sweep.json", "widths/result.json", ("tokens",))
+    collected = HERE / "widths" / "result.json"  # of both sizes
+    if not collected.exists() or "w768" not in read_json(collected)["metrics"]:
+        widths = f"bash {HERE}/widths/run.sh {{data}}/tokens {{runs}}/widths"  # twenty runs of half an epoch, ten at width 256
+        yield Item("widths", 17.0, widths, "widths/muon_w768_plain/sweep.json", NOWHERE, ("tokens",))
     yield from causal(runs)
 
 
@@ -74,11 +79,6 @@ def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[Item
 # The comparison with BERT ---------------------------------------------------------------------------------------------
 
 RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("5e-4",), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
-OURS = "pnn_rewrite"
-SEEDS = {OURS: 5, "bert12": 3, "bert4": 5, "pnn_gateless": 3, "pnn_paper": 1}
-CANDIDATES = ("pnn_seven", "pnn_thrice", "pnn_eight")  # for the second form
-SEEDS_OF_SECOND = (5, 3)  # with its gates, and without
-SEEDS_BESIDE_SECOND = {OURS: 3, "pnn_gateless": 0}
 WORK = {"pnn_seven": 0.79, "pnn_thrice": 0.99, "pnn_eight": 0.88}  # FLOPs of BERT-12's, where no speed is measured
 
 
@@ -217,7 +217,7 @@ def shrink(runs: Path | None) -> Iterator[Item]:
         about = (f"shrink/measured/{name}.json", f"shrink/measured/smollm2_135m/{name}.json", (*needs, *packages), adapted)
         found.append(Item(f"shrink, {name}", minutes, f"{command} {asked}", *about))
     if not all(item.done(runs) for item in found):  # the model that all of them start from, made anew in every half an hour
-        yield Item("shrink, less- and control: the adapted model", 1.5, f"{command} {LEARNS} --seeds", adapted, NOWHERE, needs)
+        yield Item("shrink, the adapted model", 1.5, f"{command} {LEARNS} --seeds", adapted, NOWHERE, needs)
     yield from found
 
 

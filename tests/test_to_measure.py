@@ -106,8 +106,6 @@ def test_everything_but_weights_goes_home(to_measure, tmp_path, monkeypatch):
 def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
     monkeypatch.syspath_prepend(RESULTS / "better_than_bert")
     comparison, wanted = importlib.import_module("comparison"), importlib.import_module("wanted")
-    for name in ("SEEDS", "SEEDS_OF_SECOND", "SEEDS_BESIDE_SECOND", "CANDIDATES"):
-        assert getattr(wanted, name) == getattr(comparison, name)
     trainings = [one for one in wanted.items(None) if one.name.startswith(("rates", "(a)", "(b)"))]
     for one in trainings:
         run = comparison.Run(Path("RUNS") / Path(one.leaves).parent)
@@ -119,6 +117,11 @@ def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["to_measure.py"])
     to_measure.main()
     assert "minutes in all" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["to_measure.py", "--only", "llm_pruner-2"])
+    to_measure.main()
+    assert [line[7:] for line in capsys.readouterr().out.splitlines()[:-1]] == [
+        *("shrink, the adapted model", "shrink, less-20-llm_pruner-2")
+    ]
 
 
 def leave(runs, item, accuracy, loss=1.0):
@@ -236,7 +239,6 @@ def test_every_command_is_there(to_measure, monkeypatch):
     leaves = {}
     for item in found:
         assert leaves.setdefault(item.leaves, item.name) == item.name
-    assert len({item.minutes for item in found} - {0}) > 5
 
 
 def test_items_that_follow_are_done_in_the_same_call(to_measure, item, tmp_path, capfd):

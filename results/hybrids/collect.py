@@ -8,7 +8,6 @@ python results/hybrids/collect.py                   # what is in measured/
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +129,11 @@ def answer(result: dict[str, Any]) -> str:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        (wide.keep if sys.argv[1] == WIDE else partial(copy_in, sys.argv[1]))(Path(sys.argv[2]))
+        size, runs = sys.argv[1], Path(sys.argv[2])
+        if size == WIDE:
+            wide.keep(runs)
+        else:
+            copy_in(size, runs)
     if (found := wide.result_of(pairs_among)) is not None:
         write_json(MEASURED / f"{WIDE}.json", found)
     measured = {size: read_json(MEASURED / f"{size}.json") for size in SIZES if (MEASURED / f"{size}.json").exists()}

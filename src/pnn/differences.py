@@ -122,23 +122,19 @@ def arms_apart(
 def losses_apart(one: Mapping[str, SequenceTotals], other: Mapping[str, SequenceTotals]) -> dict[str, Any]:
     """`arms_apart` of losses, where a sequence is a window of text."""
     seeds, drawn, by_seed = arms_apart(one, other, "loss")
-    return {
-        "seeds": len(seeds),
-        "over_seeds_and_windows": drawn.as_json(),
-        "over_seeds": by_seed.as_json(),
-        "verdict": both_say(drawn, by_seed, seeds=len(seeds)),
-    }
+    verdict = both_say(drawn, by_seed, seeds=len(seeds))
+    return _told(seeds, by_seed, verdict) | {"over_seeds_and_windows": drawn.as_json()}
 
 
 def accuracies_apart(one: Mapping[str, SequenceTotals], other: Mapping[str, SequenceTotals]) -> dict[str, Any]:
     """`arms_apart` of what was got right, where more is better."""
     seeds, drawn, by_seed = arms_apart(one, other, "correct")
-    return {
-        "seeds": len(seeds),
-        "over_seeds_and_sequences": drawn.as_json(),
-        "over_seeds": by_seed.as_json(),
-        "verdict": both_say(-drawn, -by_seed, seeds=len(seeds)),  # of losses less is better
-    }
+    verdict = both_say(-drawn, -by_seed, seeds=len(seeds))  # of losses less is better
+    return _told(seeds, by_seed, verdict) | {"over_seeds_and_sequences": drawn.as_json()}
+
+
+def _told(seeds: list[str], by_seed: Estimate, verdict: str) -> dict[str, Any]:
+    return {"seeds": len(seeds), "over_seeds": by_seed.as_json(), "verdict": verdict}
 
 
 def both_say(*intervals: Estimate, seeds: int) -> str:

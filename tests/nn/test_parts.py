@@ -156,7 +156,6 @@ def test_attention_by_products_is_torchs_own(seen):
         assert torch.allclose(one[:2], other[:2], atol=1e-12)
         assert one.isfinite().all()  # also of a row that sees nothing
     dropped = short_rows.by_products(q, k, v, dropout_p=0.5)
-    assert not torch.allclose(dropped, outs[0].new_zeros(1).expand_as(dropped))
     assert not torch.equal(dropped, short_rows.by_products(q, k, v, dropout_p=0.5))
 
 

@@ -14,7 +14,7 @@ A module that somebody listens to or has replaced (a hook, an adapter) is called
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,9 +99,8 @@ def can_write_out(block: Any) -> bool:
     return attention.num_heads * attention.head_width == attention.qkv.in_features
 
 
-def nothing_to_compile(blocks: Iterable[Any], longest: int) -> bool:
+def nothing_to_compile(blocks: nn.ModuleList, longest: int) -> bool:
     """Whether all of them train written out, in sequences of at most so many tokens."""
-    blocks = list(blocks)
     if not (kernels.HAS_TRITON and all(can_write_out(block) for block in blocks)):
         return False
     from pnn.kernels import refinement

@@ -33,6 +33,7 @@ from pnn.errors import Stopped, UserError
 from pnn.files import point, write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.lean import leave_out_logits
+from pnn.models.precision import width_of
 from pnn.models.sections import build_model, compile_blocks, model_config
 from pnn.nn.fast import kernels_compute
 from pnn.progress import Bars, say, track
@@ -74,7 +75,7 @@ class Trainer:
             )
         # What can be wrong is found before anything is written: the config's model, the folder, the text, the tokenizer.
         check_trackers(config)
-        width = getattr(model_config(config.model), "hidden_size", 256)
+        width = width_of(model_config(config.model)) or 256
         runs.check_free(run, config, resume)
         with self.accelerator.main_process_first():
             self.prepared = prepare(config.data, track if self.is_main and not quiet else quietly)
