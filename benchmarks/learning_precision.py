@@ -5,6 +5,8 @@ python benchmarks/learning_precision.py OUT.json [--encoder models/pnn-base] [--
 
 PNNs are fresh and of several widths, and so are GPT-2s; other decoders lie in FOLDERs. Two copies of one model take turns. One
 thread computes and its own time is counted, so that a machine shared with others gives about the same numbers.
+
+Also of attention alone: torch's function beside batched products, time and rounding, forward and backward.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import pnn
 from pnn.bench.timing import machine
 from pnn.config import TrainingConfig
 from pnn.files import write_json
+from pnn.kernels.short_rows import by_products
 from pnn.models.precision import learns_in
 from pnn.training.optim import descend, make_optimizer
 from pnn.turns import take_turns
@@ -38,6 +41,8 @@ TEXTS, LENGTHS = 32, (64, 32, 12)  # of fine-tuning: tokens of a text: pairs of 
 ROWS, TOKENS = 8, 128  # of a decoder's update
 WIDTHS = (64, 128, 256, 512)
 SEQUENCES, MEAN_LENGTH = 28, 36  # of a PNN's update, packed: the quickstart's
+ATTEND = {"torch": F.scaled_dot_product_attention, "products": by_products}
+SHAPES = ((28, 8, 36, 16), (16, 12, 64, 64), (16, 12, 128, 64), (8, 12, 256, 64), (4, 9, 512, 64))
 CPU = torch.device("cpu")
 DRAW = torch.Generator().manual_seed(0)
 
@@ -94,6 +99,38 @@ def packed_pnn(width: int, seconds: float) -> dict[str, float]:
     )
 
 
+def attending(shape: tuple[int, ...], seconds: float) -> dict[str, float]:
+    """Seconds, by function and precision. `shape`: sequences, heads, tokens, width of a head."""
+    draws = [torch.randn(shape, generator=DRAW) for _ in range(4)]
+
+    def way(attend: Callable[..., Tensor], precision: torch.dtype) -> Callable[[], None]:
+        *inputs, slope = (one.to(precision) for one in draws)
+        for one in inputs:
+            one.requires_grad_()
+        return lambda: attend(*inputs).backward(slope)
+
+    ways = {
+        f"{name}, {str(precision).removeprefix('torch.')}": way(attend, precision)
+        for precision in (torch.float32, torch.bfloat16)
+        for name, attend in ATTEND.items()
+    }
+    times = take_turns(ways, CPU, seconds, warm_up=1, clock=time.thread_time)
+    return {name: statistics.median(one) for name, one in times.items()}
+
+
+def rounding(scale: float) -> dict[str, float]:
+    """How far a query's gradient in bf16 is from that in fp32, as a share of its size; queries and keys times `scale`."""
+    q, k, v, slope = (torch.randn(4, 8, 128, 32, generator=DRAW) for _ in range(4))
+
+    def gradient(attend: Callable[..., Tensor], precision: torch.dtype) -> Tensor:
+        leaf = (scale * q).to(precision).requires_grad_()
+        (found,) = torch.autograd.grad(attend(leaf, (scale * k).to(precision), v.to(precision)), leaf, slope.to(precision))
+        return found.float()
+
+    exact = gradient(F.scaled_dot_product_attention, torch.float32)
+    return {name: float((gradient(attend, torch.bfloat16) - exact).norm() / exact.norm()) for name, attend in ATTEND.items()}
+
+
 def gpt2(width: int) -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config(vocab_size=4096, n_embd=width, n_head=width // 32, n_layer=4, n_positions=TOKENS))
 
@@ -118,11 +155,14 @@ def main() -> None:
         f"{folder.name}, {about}": decoder(lambda folder=folder: AutoModelForCausalLM.from_pretrained(folder), asked.seconds)
         for folder in asked.decoder
     }
+    alone = {" × ".join(map(str, shape)): attending(shape, asked.seconds / 2) for shape in SHAPES}
+    errors = {f"scores times {scale**2}": rounding(scale) for scale in (1, 3)}
     ratios = {name: one["bf16"] / one["fp32"] for name, one in found.items()}
     chosen = str(learns_in(CPU, width=768)).removeprefix("torch.")
     result = {"learns_in": chosen, "seconds": found, "bf16_share_of_fp32_time": ratios}
+    result |= {"attention_seconds": alone, "attention_rounding": errors}
     write_json(asked.out, result | {"version": pnn.__version__} | machine())
-    print(ratios)
+    print(ratios, alone, errors, sep="\n")
 
 
 if __name__ == "__main__":
