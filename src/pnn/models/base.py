@@ -187,7 +187,7 @@ class EncoderBase(PnnPreTrainedModel):
         """Compile in place what runs again and again. Blocks of one shape share one compiled graph, so this takes as long for
         one step or layer as for twelve. `with_kernels`: it will train in 16 bit on a GPU that our kernels know. Where these
         write out whole blocks there is nothing left to compile."""
-        if with_kernels and nothing_to_compile(self.blocks, self.config.max_position_embeddings):
+        if with_kernels and nothing_to_compile(list(self.blocks), self.config.max_position_embeddings):
             return
         self.embeddings.compile()
         for block in self.blocks:

@@ -99,7 +99,7 @@ def can_write_out(block: Any) -> bool:
     return attention.num_heads * attention.head_width == attention.qkv.in_features
 
 
-def nothing_to_compile(blocks: nn.ModuleList, longest: int) -> bool:
+def nothing_to_compile(blocks: list[Any], longest: int) -> bool:
     """Whether all of them train written out, in sequences of at most so many tokens."""
     if not (kernels.HAS_TRITON and all(can_write_out(block) for block in blocks)):
         return False
