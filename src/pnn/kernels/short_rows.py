@@ -3,9 +3,9 @@
 torch's CPU attention takes one head of one sequence after the other, in blocks. Over a few dozen tokens it is busy with the
 blocks; there all heads of all sequences in one batched product, with the weights kept for the backward pass, are twice as fast.
 Over longer rows the weights no longer fit into the cache, and torch's is better. In bf16 its backward pass does not use a CPU's
-instructions for that, and batched products do: they are 11 times as fast over 36 tokens, 4 over 128 and 2.7 over 512.
+instructions for that, and batched products do: they are 9 times as fast over 36 tokens, 5 over 128 and 2.8 over 512.
 The price is rounding: scores and weights have 8 bits, where torch's function has 24 inside. A query's gradient is 0.6 % off
-instead of 0.5 where scores are of usual size, 2.8 instead of 1.5 % where they are nine times as large (128 random tokens).
+instead of 0.5 where scores are of usual size, 2.9 instead of 1.6 % where they are nine times as large (128 random tokens).
 
 `attention` takes packed sequences, forward and backward pass written out. `by_products` takes what torch's function takes.
 

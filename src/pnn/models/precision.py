@@ -27,7 +27,7 @@ def width_of(config: PreTrainedConfig) -> int:
 
 def learns_in(device: torch.device | str, width: int) -> torch.dtype:
     """`width`: of the model's states. With instructions for bf16 a CPU needs 0.30 of fp32's time for an update of a PNN of
-    width 768 and 0.49 at width 128, 0.28 to 0.36 to fine-tune models/pnn-base, 0.30 for SmolLM2-135M and 0.57 for a GPT-2 of
+    width 768 and 0.48 at width 128, 0.28 to 0.35 to fine-tune models/pnn-base, 0.34 for SmolLM2-135M and 0.57 for a GPT-2 of
     width 128 (`benchmarks/learning_precision.py`). At width 64 it hangs on the vocabulary and on how many heads there are."""
     if torch.device(device).type != "cpu":
         return predicts_in(device)
