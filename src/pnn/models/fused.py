@@ -28,34 +28,36 @@ class OnePassNorm:
     """In front of a norm's own class."""
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        from pnn.kernels import llama
+        if for_kernels(hidden_states) and untouched(self):
+            from pnn.kernels import llama  # needs Triton: imported where it runs
 
-        if not for_kernels(hidden_states) or not llama.takes_width(hidden_states.shape[-1]) or not untouched(self):
-            out: Tensor = super().forward(hidden_states)  # type: ignore[misc]
-            return out
-        return llama.rms_norm(hidden_states, self.weight, self.variance_epsilon, computed_in(hidden_states))
+            if llama.takes_width(hidden_states.shape[-1]):
+                return llama.rms_norm(hidden_states, self.weight, self.variance_epsilon, computed_in(hidden_states))
+        out: Tensor = super().forward(hidden_states)  # type: ignore[misc]
+        return out
 
 
 class OnePassGate:
     """In front of the class of a feed-forward part."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        from pnn.kernels import llama
+        if for_kernels(x) and type(self.act_fn).__name__ in SILU and untouched(self.act_fn):
+            from pnn.kernels import llama
 
-        if not for_kernels(x) or type(self.act_fn).__name__ not in SILU or not untouched(self.act_fn):
-            out: Tensor = super().forward(x)  # type: ignore[misc]
-            return out
-        down: Tensor = self.down_proj(llama.swiglu(self.gate_proj(x), self.up_proj(x)))
-        return down
+            down: Tensor = self.down_proj(llama.swiglu(self.gate_proj(x), self.up_proj(x)))
+            return down
+        out: Tensor = super().forward(x)  # type: ignore[misc]
+        return out
 
 
 def rotated(plain: Callable[..., Rotation], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Rotation:
     """`plain` is the function of transformers."""
-    from pnn.kernels import llama
+    if for_kernels(q) and unsqueeze_dim == 1:
+        from pnn.kernels import llama
 
-    if not for_kernels(q) or unsqueeze_dim != 1 or not llama.takes_heads(q.shape[-1]):
-        return plain(q, k, cos, sin, unsqueeze_dim)
-    return llama.rotate(q, cos, sin), llama.rotate(k, cos, sin)
+        if llama.takes_heads(q.shape[-1]):
+            return llama.rotate(q, cos, sin), llama.rotate(k, cos, sin)
+    return plain(q, k, cos, sin, unsqueeze_dim)
 
 
 @contextmanager
