@@ -154,31 +154,31 @@ def test_two_seeds_are_too_few_for_a_verdict(collect, put):
 
 def test_the_second_form_is_the_better_of_two_after_three_epochs_and_then_stands_first(collect, put):
     whole_a(put)
-    for candidate, points in (("pnn_seven", 3), ("pnn_thrice", 1), ("pnn_eight", 2)):
+    for candidate, points in (("pnn_wide", 3), ("pnn_thrice", 1), ("pnn_twelve", 2)):
         put(f"rates_{candidate}", "learning_rate=2e-3", 0, points)
-    put("a", "pnn_eight", 0, points=9)
+    put("a", "pnn_twelve", 0, points=9)
     metrics = result(collect)["metrics"]
     assert (metrics["form"], "first_form" in metrics) == ("pnn_rewrite", False)  # one alone is not the better of two
-    put("a", "pnn_seven", 0, points=10)
+    put("a", "pnn_wide", 0, points=10)
     for seed in range(1, 5):
-        put("a", "pnn_seven", seed, points=3 * seed + 10 + 0.1 * (seed % 2))
+        put("a", "pnn_wide", seed, points=3 * seed + 10 + 0.1 * (seed % 2))
     for seed in range(2):
-        put("a", "pnn_seven_gateless", seed, points=3 * seed + 6)
-    put("b", "pnn_seven", 0, points=3)
+        put("a", "pnn_wide_gateless", seed, points=3 * seed + 6)
+    put("b", "pnn_wide", 0, points=3)
     put("b", "bert12", 0)
     found = result(collect)
     metrics = found["metrics"]
-    assert metrics["form"] == "pnn_seven"
+    assert metrics["form"] == "pnn_wide"
     for rival, points, seeds in (("bert12", 10, 3), ("bert4", 10, 5), ("gateless", 4, 2)):
         gap = metrics[f"points_ahead_of_{rival}"]
         assert (gap["mean"], len(gap["seeds"])) == (pytest.approx(points, abs=0.1), seeds)
         assert metrics["first_form"]["a"][rival]["mean"] == pytest.approx(1)  # PNN-rewrite's own stay beside
     assert metrics["points_ahead_at_b"]["bert12"]["mean"] == pytest.approx(3)
-    assert "(a): PNN-rewrite, seven refiners, without gates lacks seed 2" in found["departures"]
-    assert not [one for one in found["departures"] if "eight" in one]
+    assert "(a): PNN-rewrite, eight refiners, one attention, without gates lacks seed 2" in found["departures"]
+    assert not [one for one in found["departures"] if "twelve" in one]
     assert not [one for one in found["departures"] if one.startswith("(a): PNN-rewrite ") or "its gate " in one]
     page = (collect.HERE / "README.md").read_text()
-    assert "| (a) | PNN-rewrite, seven refiners | BERT-12 | +10.00" in page
+    assert "| (a) | PNN-rewrite, eight refiners, one attention | BERT-12 | +10.00" in page
     assert "| (a) | PNN-rewrite | BERT-12 | +1.00" in page
     assert found["answer"].startswith("PNN-rewrite, seven refiners, at (a) against BERT-12 won")
 
@@ -292,29 +292,29 @@ def test_work_is_counted_as_the_benchmark_counts_it(collect):
 
 
 def test_candidates_that_went_on_against_the_rule_are_told(collect, put, tmp_path):
-    for candidate, points in (("pnn_seven", 3), ("pnn_thrice", 1)):
+    for candidate, points in (("pnn_wide", 3), ("pnn_thrice", 1)):
         put(f"rates_{candidate}", "learning_rate=2e-3", 0, points)
-    assert "rates: PNN-rewrite, eight refiners is missing" in result(collect)["departures"]
-    put("rates_pnn_eight", "learning_rate=2e-3", 0, 2)
+    assert "rates: PNN-rewrite, twelve refiners, one attention is missing" in result(collect)["departures"]
+    put("rates_pnn_twelve", "learning_rate=2e-3", 0, 2)
     put("a", "pnn_thrice", 0)
     (tmp_path / "runs" / "speeds.json").write_text(
         json.dumps({"rows": [], "git": {"commit": "f" * 40}, "source_sha256": "two"})
     )
     found = result(collect)["departures"]
-    assert "(a): PNN-rewrite, seven refiners, 15 steps is not one of the best two candidates" in found
+    assert "(a): PNN-rewrite, seven refiners is not one of the best two candidates" in found
     assert "speeds: timed with another version of the code (ffffffff) than any run of (a)" in found
-    put("a", "pnn_eight", 0, source_sha256="two")
+    put("a", "pnn_twelve", 0, source_sha256="two")
     assert not [one for one in result(collect)["departures"] if one.startswith("speeds")]
 
 
 def test_there_is_no_second_form_if_neither_candidate_is_ahead(collect, put):
     put("a", "pnn_rewrite", 0, points=5)
-    for candidate in ("pnn_eight", "pnn_seven"):
-        put("a", candidate, 0, points=5)
+    for candidate in ("pnn_twelve", "pnn_wide"):
+        put("a", candidate, 0, points=4)
     found = result(collect)
     assert (found["metrics"]["form"], "first_form" in found["metrics"]) == ("pnn_rewrite", False)
     assert "(a): PNN-rewrite lacks seeds 1, 2, 3, 4" in found["departures"]
-    assert not [one for one in found["departures"] if "second form" in one or ("seven" in one and "(a)" in one)]
+    assert not [one for one in found["departures"] if "second form" in one or ("one attention" in one and "(a)" in one)]
 
 
 @pytest.mark.slow

@@ -132,30 +132,30 @@ def leave(runs, item, accuracy, loss=1.0):
 
 def test_what_is_best_on_the_tail_is_trained_longer(wanted, tmp_path):
     """Two of three candidates after one epoch, one of them after three; nothing before all of a kind are known."""
-    tails = {"pnn_seven": 0.46, "pnn_thrice": 0.48, "pnn_eight": 0.47}
+    tails = {"pnn_wide": 0.46, "pnn_thrice": 0.48, "pnn_twelve": 0.47}
     for model, tail in tails.items():
         assert not named(wanted, tmp_path, "(a) pnn_thrice")
         leave(tmp_path, named(wanted, tmp_path, "rates ")[f"{model}, seed 0, learning_rate 2e-3"], tail)
     assert set(named(wanted, tmp_path, "(a) pnn_")) >= {
         "thrice, seed 0",
-        "eight, seed 0",
+        "twelve, seed 0",
         "rewrite, seed 4",
         "gateless, seed 2",
     }
-    assert not named(wanted, tmp_path, "(a) pnn_seven")
+    assert not named(wanted, tmp_path, "(a) pnn_wide")
     leave(tmp_path, named(wanted, tmp_path, "(a) ")["pnn_rewrite, seed 0"], 0.50)
     leave(tmp_path, named(wanted, tmp_path, "(a) ")["pnn_thrice, seed 0"], 0.51)
-    assert not named(wanted, tmp_path, "(a) pnn_eight, seed 1")
-    leave(tmp_path, named(wanted, tmp_path, "(a) ")["pnn_eight, seed 0"], 0.52)
+    assert not named(wanted, tmp_path, "(a) pnn_twelve, seed 1")
+    leave(tmp_path, named(wanted, tmp_path, "(a) ")["pnn_twelve, seed 0"], 0.52)
     left = named(wanted, tmp_path, "(a) ")
-    assert {f"pnn_eight, seed {seed}" for seed in range(5)} <= set(left)
-    assert {f"pnn_eight_gateless, seed {seed}" for seed in range(3)} <= set(left)
+    assert {f"pnn_twelve, seed {seed}" for seed in range(5)} <= set(left)
+    assert {f"pnn_twelve_gateless, seed {seed}" for seed in range(3)} <= set(left)
     assert not {"pnn_thrice, seed 1", "pnn_rewrite, seed 3", "pnn_gateless, seed 0"} & set(left)
     assert "pnn_rewrite, seed 2" in left
-    assert "pnn_eight, seed 0" in named(wanted, tmp_path, "(b) ")
+    assert "pnn_twelve, seed 0" in named(wanted, tmp_path, "(b) ")
     (timing,) = named(wanted, tmp_path, "speeds").values()
     assert timing.alone
-    assert "FORM=pnn_eight" in timing.command
+    assert "FORM=pnn_twelve" in timing.command
 
 
 def fail(runs, item):
@@ -165,9 +165,9 @@ def fail(runs, item):
 
 def test_what_failed_is_none_of_the_best_and_holds_nothing_up(wanted, tmp_path):
     fail(tmp_path, named(wanted, tmp_path, "rates ")["pnn_thrice, seed 0, learning_rate 2e-3"])
-    for model in ("pnn_seven", "pnn_eight"):
+    for model in ("pnn_wide", "pnn_twelve"):
         leave(tmp_path, named(wanted, tmp_path, "rates ")[f"{model}, seed 0, learning_rate 2e-3"], 0.4)
-    assert {"pnn_seven, seed 0", "pnn_eight, seed 0"} <= set(named(wanted, tmp_path, "(a) "))
+    assert {"pnn_wide, seed 0", "pnn_twelve, seed 0"} <= set(named(wanted, tmp_path, "(a) "))
     assert "pnn_thrice, seed 0" not in named(wanted, tmp_path, "(a) ")
     rates = list(named(wanted, tmp_path, "causal_pnn, rates, pnn_once, seed 0, ").values())
     for place, item in enumerate(rates[:2]):
@@ -189,10 +189,10 @@ def test_the_model_that_is_shrunk_adapts_first_and_only_if_something_is_left(wan
 
 
 def test_if_neither_candidate_is_ahead_there_is_no_second_form(wanted, tmp_path):
-    for model, tail in {"pnn_seven": 0.48, "pnn_thrice": 0.46, "pnn_eight": 0.47}.items():
+    for model, tail in {"pnn_wide": 0.48, "pnn_thrice": 0.46, "pnn_twelve": 0.47}.items():
         leave(tmp_path, named(wanted, tmp_path, "rates ")[f"{model}, seed 0, learning_rate 2e-3"], tail)
     before = set(named(wanted, tmp_path, "(a) "))
-    for model in ("pnn_rewrite", "pnn_seven", "pnn_eight"):
+    for model in ("pnn_rewrite", "pnn_wide", "pnn_twelve"):
         leave(tmp_path, named(wanted, tmp_path, "(a) ")[f"{model}, seed 0"], 0.5)
     assert set(named(wanted, tmp_path, "(a) ")) == before  # the candidates' first seeds and the first form's five
     assert not named(wanted, tmp_path, "(b) pnn_")

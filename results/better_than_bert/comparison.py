@@ -19,16 +19,16 @@ TOTALS = "by_sequence.json"  # in measured/: what every run of (a) and (b) got r
 TEXT = "wikitext_tokens"
 OURS = "pnn_rewrite"
 BOX = OURS  # the form of the weights in models/pnn-base
-CANDIDATES = ("pnn_seven", "pnn_thrice", "pnn_eight")  # for the second form: rules 10 and 11
+CANDIDATES = ("pnn_thrice", "pnn_wide", "pnn_twelve")  # for the second form: rules 10 and 11
 NAMES = {
     OURS: "PNN-rewrite",
     "pnn_gateless": "PNN-rewrite without its gate",
     "bert4": "BERT-4",
     "bert12": "BERT-12",
     "pnn_paper": "the paper's PNN",
-    "pnn_seven": "PNN-rewrite, seven refiners",
-    "pnn_thrice": "PNN-rewrite, seven refiners, 15 steps",
-    "pnn_eight": "PNN-rewrite, eight refiners",
+    "pnn_thrice": "PNN-rewrite, seven refiners",
+    "pnn_wide": "PNN-rewrite, eight refiners, one attention",
+    "pnn_twelve": "PNN-rewrite, twelve refiners, one attention",
 }
 NAMES |= {f"{form}_gateless": f"{NAMES[form]}, without gates" for form in CANDIDATES}
 SEEDS = {OURS: 5, "bert4": 5, "pnn_gateless": 3, "bert12": 3, "pnn_paper": 1}  # of (a)

@@ -87,6 +87,10 @@ FORMS = {
         **{"update": "rewrite", "gate": "diagonal", "embedding_size": 64, "head_transform": True},
         **{"positions": "rotary", "tie_word_embeddings": True, "schedule": [0, 1, 0]},
     },
+    "one attention": {
+        **{"update": "rewrite", "gate": "diagonal", "positions": "rotary", "shared_attention": True},
+        **{"schedule": [0, 1, 2, 1], "step_weights": [0, 0, 0, 1]},
+    },
     "gate of the token, GeGLU": {"update": "rewrite", "gate": "token", "ffn": "geglu", "positions": "rotary"},
     "bert": None,
     "bert, rotary": None,

@@ -54,6 +54,11 @@ MODELS = {
             initializer_range=0.2,
         )
     ),
+    "one attention": lambda: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(
+            **SIZE, update="rewrite", gate="diagonal", shared_attention=True, schedule=[0, 1, 2, 1], initializer_range=0.2
+        )
+    ),
     "turned": lambda: pnn.PNNForMaskedLM(
         pnn.PNNConfig(**SIZE, update="rewrite", positions="rotary", schedule=[0, 1], initializer_range=0.2)
     ),

@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import (
+    CONFIGS,
     LENGTHS,
     SMALL,
     WITH_GATE,
@@ -209,8 +210,9 @@ def test_a_batch_without_targets_has_zero_loss(name):
 @every_pnn
 @pytest.mark.parametrize("steps", [2, 4, 6])
 def test_the_loss_is_the_weighted_sum_of_every_steps_cross_entropy(name, steps):
-    if name == "pnn_schedule":
-        model = shake(pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, schedule=[step % 2 for step in range(steps)])))
+    if name in ("pnn_schedule", "pnn_one_attention"):
+        order = [step % 2 for step in range(steps)]
+        model = shake(pnn.PNNForMaskedLM(CONFIGS[name](schedule=order)))
     else:
         model = build(name, num_steps=steps)
     ids, mask, _, _ = some_batch()

@@ -25,17 +25,19 @@ NARROW = {  # gates without matrices, a table of tokens that is half as wide
     "head_transform": True,
     "positions": "rotary",
 }
+TURNS = {"schedule": [0, 1, 0, 1]}
 CONFIGS = {
     "pnn_equations": lambda **more: pnn.PNNConfig(**SMALL, **more),
     "pnn_published": lambda **more: pnn.PNNConfig(**SMALL, **PUBLISHED, **more),
     "pnn_no_gate": lambda **more: pnn.PNNConfig(**SMALL, gate="none", **more),
     "pnn_delta": lambda **more: pnn.PNNConfig(**SMALL, update="delta", **more),
-    "pnn_schedule": lambda **more: pnn.PNNConfig(**SMALL, schedule=[0, 1, 0, 1], **more),
+    "pnn_schedule": lambda **more: pnn.PNNConfig(**SMALL, **TURNS | more),
     "pnn_tied": lambda **more: pnn.PNNConfig(**SMALL, tie_word_embeddings=True, head_transform=True, **more),
     "pnn_narrow": lambda **more: pnn.PNNConfig(**SMALL, **NARROW, **more),
+    "pnn_one_attention": lambda **more: pnn.PNNConfig(**SMALL, shared_attention=True, **TURNS | more),
     "bert": lambda **more: pnn.BertBaselineConfig(**SMALL, num_hidden_layers=3, **more),
 }
-WITH_GATE = {"pnn_equations", "pnn_published", "pnn_schedule", "pnn_tied", "pnn_narrow"}
+WITH_GATE = {"pnn_equations", "pnn_published", "pnn_schedule", "pnn_tied", "pnn_narrow", "pnn_one_attention"}
 PNN_NAMES = [name for name in CONFIGS if name != "bert"]
 LENGTHS = (5, 12, 1, 7)
 

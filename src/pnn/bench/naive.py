@@ -136,6 +136,7 @@ def check_published_design(config: PNNConfig) -> None:
         "random_halt": (False,),
         "recall": (False,),
         "embedding_size": (None,),
+        "shared_attention": (False,),
         "halt": (None,),
     }
     for key, values in published.items():

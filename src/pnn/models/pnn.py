@@ -59,6 +59,7 @@ class PNNConfig(PreTrainedConfig):
       direction; `"rewrite"` proposes the whole next state, and a gate decides how far the state moves there.
     * `gate`: `"query_key"`, one for each dimension; `"diagonal"`, the same without matrices; `"token"`, one for each token;
       `"none"`.
+    * `shared_attention`: all refiners attend by one attention, so the parameters go into what they propose.
     * `embedding_size`: the width of the table of tokens, less than `hidden_size`: a matrix widens what is looked up, and the
       head's transform narrows what is read. The parameters that this saves can go into refiners.
     * `halt`: when tokens stop being refined, `{"criterion": "change", "threshold": 0.05}` (`nn/halting`). `None`: never.
@@ -78,6 +79,7 @@ class PNNConfig(PreTrainedConfig):
     num_steps: int | None = None  # None: the schedule's length, or four
     trained_steps: int | None = None  # how many there were in training, once `pnn calibrate` has chosen
     schedule: list[int] | None = None  # None: refiner 0 at every step
+    shared_attention: bool = False  # all refiners attend by that of refiner 0
     repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
     random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
     recall: bool | str = False  # a step begins halfway between the state and the embeddings; "learned": where it has learned to
@@ -182,7 +184,11 @@ class PNNModel(HaltingEncoder):
 
     def __init__(self, config: PNNConfig):
         super().__init__(config)
-        self.refiners = nn.ModuleList(UPDATES[config.update](config) for _ in range(config.num_refiners))
+        refiners = [UPDATES[config.update](config) for _ in range(config.num_refiners)]
+        if config.shared_attention:
+            for refiner in refiners[1:]:
+                refiner.attend_by(refiners[0].attention)
+        self.refiners = nn.ModuleList(refiners)
         learns = config.recall == "learned"
         self.recalls = nn.ModuleList(Recall(config.hidden_size) for _ in self.refiners) if learns else None
         self.make_criterion()

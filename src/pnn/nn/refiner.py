@@ -45,6 +45,11 @@ class DeltaRefiner(nn.Module):
         # a subclass with a rule of its own must not inherit the form of another
         self.own_form = vars(type(self)).get("fast_form")
 
+    def attend_by(self, attention: SelfAttention) -> None:
+        """Share the attention of another refiner. It stays a module of that one alone: it is counted, saved and moved once."""
+        del self.attention
+        vars(self)["attention"] = attention
+
     def forward(self, h: Tensor, layout: Layout, at: Tensor | None = None) -> Tensor:
         """The next state h⁺. With `at` only of these tokens: attention sees all of them, the rest is per token."""
         if self.own_form is not None:

@@ -343,6 +343,10 @@ class OwnArchitecture(Architecture):
     model_types = tuple(kind.model_type for kind in OURS)
 
     def blocks(self, model: PreTrainedModel) -> list[nn.Module]:
+        if getattr(model.config, "shared_attention", False):
+            raise UserError(
+                "plasticity takes heads from one refiner at a time, and in this model its refiners share one attention"
+            )
         return distinct_blocks(model)
 
     def attention(self, block: Any) -> nn.Module:
