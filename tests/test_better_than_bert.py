@@ -180,7 +180,7 @@ def test_the_second_form_is_the_better_of_two_after_three_epochs_and_then_stands
     page = (collect.HERE / "README.md").read_text()
     assert "| (a) | PNN-rewrite, eight refiners, one attention | BERT-12 | +10.00" in page
     assert "| (a) | PNN-rewrite | BERT-12 | +1.00" in page
-    assert found["answer"].startswith("PNN-rewrite, seven refiners, at (a) against BERT-12 won")
+    assert found["answer"].startswith("PNN-rewrite, eight refiners, one attention, at (a) against BERT-12 won")
 
 
 @pytest.mark.parametrize(("points", "outcome"), [(-0.4, "held"), (-0.6, "lost"), (2.0, "held")])
