@@ -29,9 +29,11 @@ SIZES = {
     "small": "the quickstart's size, the harder embedded corpus",
     "text": "the quickstart's width, Wikipedia",
     "recall": "the quickstart's width, Wikipedia, with recall and without",
+    "attention": "the quickstart's width, Wikipedia, twice the updates, with one attention for all refiners and without",
     WIDE: "width 768, Wikipedia",
 }
-FIRST, ENDS, RECALLS = "looped", "both_ends", "_recall"
+FIRST, ENDS = "looped", "both_ends"
+ADDED = ("_recall", "_one_attention")  # behind the name of the arm without
 SUPPORTERS = (FIRST, "entering", "leaving")  # what both ends have to be better than
 
 
@@ -55,7 +57,8 @@ def copy_in(size: str, sweep: Path) -> None:
 def pairs_among(names: list[str]) -> list[tuple[str, str]]:
     """Every pair that the rules ask about."""
     pairs = [(name, FIRST) for name in names if name != FIRST] + [(ENDS, name) for name in SUPPORTERS[1:]]
-    pairs += [(name, name.removesuffix(RECALLS)) for name in names if name.endswith(RECALLS) and name != FIRST + RECALLS]
+    added = [(name, name.removesuffix(end)) for name in names for end in ADDED if name.endswith(end)]
+    pairs += [(one, other) for one, other in added if other != FIRST]
     return [(one, other) for one, other in pairs if one in names and other in names]
 
 
