@@ -83,8 +83,8 @@ WORK = {"pnn_thrice": 0.99, "pnn_wide": 0.97, "pnn_twelve": 0.96}  # FLOPs of BE
 
 
 def comparison(runs: Path | None) -> Iterator[Item]:
-    """First the candidates for the second form, and what rule 10 makes of them. Then in turns: what is half done compares
-    already. First the models that the question is about, whose rates are known."""
+    """First the candidates for the second form, and what rule 10 makes of them. Then BERT-12's last rate and three seeds of the
+    two models that the question is about. The rest in turns: what is half done compares already."""
     candidates = [one_epoch(model) for model in CANDIDATES]
     yield from candidates
     longer = [three_epochs(item.model, 0) for item in best_of(candidates, runs, wanted=2)]
@@ -95,8 +95,10 @@ def comparison(runs: Path | None) -> Iterator[Item]:
     if form != OURS:
         wanted = dict(zip((form, f"{form}_gateless"), SEEDS_OF_SECOND, strict=True)) | wanted | SEEDS_BESIDE_SECOND
     turns = [(seed, model) for seed in range(max(wanted.values())) for model, seeds in wanted.items() if seed < seeds]
+    asked = [(seed, model) for seed, model in turns if seed < 3 and model in (form, "bert12")]
     late = ("pnn_gateless", "pnn_paper", *(() if known and form == OURS else (OURS,)))
-    first = [(seed, model) for seed, model in turns if seed < 3 and model not in late]
+    first = asked + [(seed, model) for seed, model in turns if seed < 3 and model not in late and (seed, model) not in asked]
+    yield from rates_of("bert12")  # or all its seeds might be trained at a rate that is not its best
     for seed, model in first:
         yield three_epochs(model, seed)
     if form != OURS:
@@ -105,11 +107,9 @@ def comparison(runs: Path | None) -> Iterator[Item]:
             timing = f"env FORM={form} bash {BERT}/run.sh speeds {{data}}/tokens {{data}}/wikitext {{runs}}/better_than_bert"
             leaves = "better_than_bert/speeds.json"
             yield Item("speeds", 5.0, timing, leaves, NOWHERE, ("tokens", "wikitext"), alone=True)
-    for model, rates in RATES.items():
-        part = f"rates_{model}" + ("_rotary" if model == "bert12" else "")
-        for rate in rates:
-            if wanted[model]:
-                yield training("rates", model, f"{part}/learning_rate={rate}", 0, 1, {"learning_rate": rate})
+    for model in RATES:
+        if wanted[model] and model != "bert12":
+            yield from rates_of(model)
     for seed, model in turns:
         if (seed, model) not in first:
             yield three_epochs(model, seed)
@@ -123,6 +123,12 @@ def comparison(runs: Path | None) -> Iterator[Item]:
             continue
         yield training("(b)", model, f"b/{model}", 0, 10)
         yield tuned  # in the same half an hour: weights do not go home
+
+
+def rates_of(model: str) -> Iterator[Item]:
+    part = f"rates_{model}" + ("_rotary" if model == "bert12" else "")
+    for rate in RATES[model]:
+        yield training("rates", model, f"{part}/learning_rate={rate}", 0, 1, {"learning_rate": rate})
 
 
 def one_epoch(model: str) -> Item:

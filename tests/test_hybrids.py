@@ -10,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pnn.config import load_config
-from pnn.models.sections import model_config
+from pnn.models.sections import build_model, model_config
 from pnn.runs import BY_SEQUENCE
 from pnn.schedule import order
 
 FOLDER = Path(__file__).parents[1] / "results" / "hybrids"
+TEXT = ["model.vocab_size=1024", "model.positions=rotary", "model.tie_word_embeddings=true"]  # as run.sh sets them there
 
 
 @pytest.fixture
@@ -48,7 +50,18 @@ def copied(tmp_path, monkeypatch):
 def test_every_arm_is_a_model_with_the_steps_that_the_page_gives():
     steps = {path.stem: model_config(load_config(str(path)).model) for path in (FOLDER / "configs").glob("*.yaml")}
     steps = {name: config.num_steps for name, config in steps.items() if name != "recipe"}
-    assert steps == {**dict.fromkeys(steps, 8), "four_once": 4, "four_once_recall": 4, "both_ends_long": 12}
+    others = {name: 4 for name in steps if name.startswith("four_once")} | {"both_ends_long": 12}
+    assert steps == dict.fromkeys(steps, 8) | others
+
+
+def test_arms_with_one_attention_have_the_parameters_of_the_loop():
+    def parameters(name):
+        with torch.device("meta"):
+            model = build_model(model_config(load_config(str(FOLDER / "configs" / f"{name}.yaml"), TEXT).model))
+        return sum(p.numel() for p in model.parameters())
+
+    for name in ("looped_one_attention", "eight_one_attention", "four_once_one_attention"):
+        assert parameters(name) == pytest.approx(parameters("looped"), rel=0.003)
 
 
 def test_at_width_768_every_arm_is_pnn_rewrite_with_another_schedule():
