@@ -11,6 +11,7 @@ from pnn.explore import reorganise
 from pnn.explore.subjects import open_subjects
 from pnn.export.run import export_run
 from pnn.models.loading import longest_input
+from pnn.models.pnn import PNNConfig, PNNForMaskedLM
 
 TEXT = "the fox of avon wore amber hats .\nit has old amber boots .\nthis fox is shy in avon ."
 
@@ -91,6 +92,16 @@ def test_a_decoder_with_a_short_context_continues_as_far_as_it_can(decoder, monk
     monkeypatch.setattr(reorganise, "PROMPT", 10_000)
     monkeypatch.setattr(reorganise, "LONGEST_PROMPT", 10_000)
     assert reorganise.worth(decoder, frozenset(), "fox " * longest + "\nfox fox .").sample is None
+
+
+def test_what_plasticity_refuses_has_no_buttons(subject, trained_run, tmp_path):
+    """The other tabs still show it."""
+    tokenizer = subject.loaded.tokenizer
+    shared = {"schedule": [0, 1], "shared_attention": True, "vocab_size": len(tokenizer)}
+    PNNForMaskedLM(PNNConfig(hidden_size=16, num_attention_heads=2, intermediate_size=16, **shared)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (refused, taken), _ = open_subjects([str(tmp_path), str(trained_run)])
+    assert (refused.reorganises, taken.reorganises) == (False, True)
 
 
 def test_the_page_opens_on_a_pnn(trained_run, tiny_bert):

@@ -34,6 +34,7 @@ MODELS = {
             **WIDE,
             update="rewrite",
             schedule=[0, 1, 0, 1],
+            shared_attention=True,
             positions="rotary",
             tie_word_embeddings=True,
             head_transform=True,

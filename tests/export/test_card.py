@@ -225,6 +225,7 @@ def test_a_fine_tuned_models_card(checkpoints, tmp_path):
         ({"num_steps": 1}, "one gated refiner is applied to every token's state once."),
         ({"schedule": [0, 1]}, "2 gated refiners are applied to every token's state, one after the other."),
         ({"schedule": [0, 1, 0, 1]}, "2 gated refiners are applied to every token's state, 4 steps in all."),
+        ({"schedule": [0, 1], "shared_attention": True}, "2 gated refiners that share one attention are applied"),
         ({"num_steps": 3, "gate": "none"}, "one refiner is applied to every token's state again and again, 3 times. What a"),
         ({"num_steps": 3, "update": "delta"}, "one refiner is applied to every token's state again and again, 3 times. A step"),
     ],

@@ -203,6 +203,20 @@ def test_hooks_and_replaced_layers_are_not_bypassed(kernels_forced):
     assert found != pytest.approx(unwatched, abs=1e-3)
 
 
+def test_an_attention_that_refiners_share_is_not_bypassed(kernels_forced):
+    """Whole steps are written out in training alone."""
+    torch.manual_seed(0)
+    model, calls = MODELS["one attention"]().train(), []
+    unwatched = model(**packed_call()).loss.item()
+    for part in ("attention", "attention.qkv", "attention.out"):
+        calls.clear()
+        module = model.encoder.refiners[0].get_submodule(part)
+        handle = module.register_forward_hook(lambda *_: calls.append(1))
+        assert model(**packed_call()).loss.item() == pytest.approx(unwatched, abs=1e-5)
+        assert len(calls) == 4, part  # once a step
+        handle.remove()
+
+
 @pytest.mark.parametrize("how", ["subclass", "forward", "norm"])
 def test_an_attention_or_norm_of_somebodys_own_is_called(how, kernels_forced):
     torch.manual_seed(0)

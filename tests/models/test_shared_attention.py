@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 
 import pnn
 from pnn.errors import UserError
+from pnn.figures.anatomy import anatomy
+from pnn.models.base import parts_of
 from pnn.plasticity import heads
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "dropout": 0.0}
@@ -75,6 +77,27 @@ def test_a_copy_shares_its_own():
     assert first is not model.encoder.refiners[0].attention
 
 
+def test_what_replaces_it_is_used_by_all_and_saved(tmp_path):
+    model = built(shared_attention=True).eval()
+    other = built("gated").encoder.refiners[2].attention
+    before = loss_of(model).item()
+    model.encoder.refiners[0].attention = other
+    assert all(refiner.attention is other for refiner in model.encoder.refiners)
+    assert loss_of(model).item() != pytest.approx(before, abs=1e-4)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(loss_of(pnn.PNNForMaskedLM.from_pretrained(tmp_path)), loss_of(model))
+
+
+def test_parts_add_up_to_the_model():
+    for shared in (False, True):
+        model = built(shared_attention=shared)
+        parts = parts_of(model)
+        assert ("attention" in parts) is shared
+        whole = parts["embeddings"] + 3 * parts["block"] + parts["head"] + parts.get("attention", 0)
+        assert whole == sum(p.numel() for p in model.parameters())
+        assert ("one attention" in anatomy(model.config.to_dict()).describe()) is shared
+
+
 def test_a_decoder_shares_it_too():
     torch.manual_seed(0)
     config = pnn.PNNCausalConfig(**SMALL, **FORM, update="rewrite", shared_attention=True)
@@ -88,3 +111,5 @@ def test_a_decoder_shares_it_too():
 def test_plasticity_says_that_it_cannot_take_heads_from_one_refiner_alone():
     with pytest.raises(UserError, match="its refiners share one attention"):
         heads(built(shared_attention=True))
+    alone = pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, num_steps=3, shared_attention=True))  # nobody to share with
+    assert heads(alone) == [(0, 0), (0, 1)]

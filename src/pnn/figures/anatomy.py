@@ -16,12 +16,16 @@ class Anatomy:
     schedule: tuple[int, ...]  # which block runs at each step; a number that comes again is a block used again
     block_name: str
     repeat: tuple[int, ...] | None = None  # where the part lies that more steps repeat, if not all of it
+    one_attention: bool = False  # that all blocks share
 
     @property
     def num_blocks(self) -> int:
         return max(self.schedule) + 1
 
     def describe(self) -> str:
+        return f"{self._blocks()}{', one attention' if self.one_attention else ''}"
+
+    def _blocks(self) -> str:
         steps = len(self.schedule)
         if self.num_blocks == steps:
             return f"{steps} distinct {self.block_name}{'' if steps == 1 else 's'}"
@@ -43,7 +47,8 @@ def anatomy(config: Json) -> Anatomy:
         repeat = config.get("repeat")
         given = config.get("schedule") or [0] * config["num_steps"]
         schedule = tuple(order(given, repeat, config.get("num_steps") or len(given)))  # a calibrated model takes fewer
-        return Anatomy(schedule, block, None if repeat is None else tuple(repeat))
+        shares = config.get("shared_attention", False) and len(set(schedule)) > 1
+        return Anatomy(schedule, block, None if repeat is None else tuple(repeat), shares)
     if kind.ours:
         return Anatomy(tuple(range(config["num_hidden_layers"])) * config.get("num_rounds", 1), kind.block)
     known = ", ".join(one.model_type for one in OURS)

@@ -66,6 +66,8 @@ def _draw_model(
     for step, block in enumerate(body.schedule, start=1):
         used_before = block in body.schedule[: step - 1]
         size = "reused" if used_before else sizes.get("block", "")
+        if step == 1 and "attention" in sizes:
+            size = f"{size} + {sizes['attention']}"  # the attention that all of them share
         shade = tint(colour, 0.15 + 0.8 * (block + 1) / body.num_blocks)
         _box(axes, centres[step], shade, _block_label(body, step, block), size)
         if used_before:

@@ -364,8 +364,11 @@ def with_cost(loss: Tensor, step_cost: Tensor | None, share: Tensor | None = Non
 
 def parts_of(model: Any) -> dict[str, int]:
     """Parameters of the embeddings, of one block and of the head (without what it shares with the embeddings), of any of
-    ours."""
+    ours. An attention that all blocks share is a part of its own."""
     embeddings = set(model.base_model.embeddings.parameters())
     own = [p for p in model.head.parameters() if p not in embeddings]
-    parts = {"embeddings": embeddings, "block": model.base_model.blocks[0].parameters(), "head": own}
+    first, last = model.base_model.blocks[0], model.base_model.blocks[-1]
+    parts = {"embeddings": embeddings, "block": last.parameters(), "head": own}
+    if first is not last and getattr(model.config, "shared_attention", False):
+        parts["attention"] = first.attention.parameters()
     return {name: sum(p.numel() for p in part) for name, part in parts.items()}

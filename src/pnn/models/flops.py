@@ -16,7 +16,8 @@ reads and rewrites its state (compressors, directions) is elementwise and left o
 
 Tokens of a PNN may halt (`halting_flops`): such a token keeps its state, and others go on reading it. A live token passes the
 whole block and attends; one that has halted passes the matrices of keys and values once more, for each refiner that is still
-to come. Tokens that are not predicted are not asked for the last step, so all steps are T for a target and T − 1 for others.
+to come (as is done, also where refiners share one attention). Tokens that are not predicted are not asked for the last step, so
+all steps are T for a target and T − 1 for others.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class PNNModel(HaltingEncoder):
         refiners = [UPDATES[config.update](config) for _ in range(config.num_refiners)]
         if config.shared_attention:
             for refiner in refiners[1:]:
-                refiner.attend_by(refiners[0].attention)
+                refiner.attend_with(refiners[0])
         self.refiners = nn.ModuleList(refiners)
         learns = config.recall == "learned"
         self.recalls = nn.ModuleList(Recall(config.hidden_size) for _ in self.refiners) if learns else None

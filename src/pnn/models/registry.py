@@ -93,7 +93,8 @@ def _of_refiners(config: PNNConfig) -> str:
         order = "one after the other" if count == steps else f"{steps} steps in all"
         if config.repeat is not None and config.schedule is not None:
             order += f": {parts_of(config.schedule, config.repeat)}, whose middle part more or fewer steps repeat"
-        text = f"{count} {gated}refiners are applied to every token's state, {order}."
+        shared = " that share one attention" if config.shared_attention else ""
+        text = f"{count} {gated}refiners{shared} are applied to every token's state, {order}."
     if config.random_steps is not None:
         text += f" It was trained with {config.random_steps[0]} to {config.random_steps[1]} steps, drawn at every update."
     return f"A Plastic Neural Network: {text} {UPDATES[config.update].sentence(config)}"

@@ -93,7 +93,8 @@ def can_write_out(block: Any) -> bool:
     if getattr(block, "own_form", block) is None or not plain_attention(attention):  # a rule of somebody's own
         return False
     parts = (type(block), type(attention), FeedForward, QueryKeyGate, DiagonalGate, nn.Linear, nn.LayerNorm, nn.Dropout)
-    if not all(type(module) in parts and untouched(module) for module in block.modules()):
+    inside = (*block.modules(), *attention.modules())  # which may be another refiner's
+    if not all(type(module) in parts and untouched(module) for module in inside):
         return False
     # where heads were taken away or added there are other shapes
     return attention.num_heads * attention.head_width == attention.qkv.in_features

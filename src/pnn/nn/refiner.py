@@ -45,10 +45,16 @@ class DeltaRefiner(nn.Module):
         # a subclass with a rule of its own must not inherit the form of another
         self.own_form = vars(type(self)).get("fast_form")
 
-    def attend_by(self, attention: SelfAttention) -> None:
-        """Share the attention of another refiner. It stays a module of that one alone: it is counted, saved and moved once."""
+    def attend_with(self, owner: DeltaRefiner) -> None:
+        """Share the attention of another refiner. It stays a module of that one alone: it is counted, saved and moved once,
+        and where somebody replaces it, it is replaced for all."""
         del self.attention
-        vars(self)["attention"] = attention
+        vars(self)["attends_with"] = owner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "attention" and "attends_with" in vars(self):
+            return vars(self)["attends_with"].attention
+        return super().__getattr__(name)
 
     def forward(self, h: Tensor, layout: Layout, at: Tensor | None = None) -> Tensor:
         """The next state h⁺. With `at` only of these tokens: attention sees all of them, the rest is per token."""

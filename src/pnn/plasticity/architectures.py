@@ -343,7 +343,7 @@ class OwnArchitecture(Architecture):
     model_types = tuple(kind.model_type for kind in OURS)
 
     def blocks(self, model: PreTrainedModel) -> list[nn.Module]:
-        if getattr(model.config, "shared_attention", False):
+        if getattr(model.config, "shared_attention", False) and model.config.num_refiners > 1:
             raise UserError(
                 "plasticity takes heads from one refiner at a time, and in this model its refiners share one attention"
             )
