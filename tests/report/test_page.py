@@ -247,6 +247,13 @@ def test_unequal_recipes_are_named(pnn: Path, bert: Path, tmp_path: Path) -> Non
     assert "differ in training.max_steps (200, 400)" in summary(load_runs([pnn, longer]))
 
 
+def test_several_runs_are_a_list_with_one_entry_for_each(pnn: Path, bert: Path) -> None:
+    said = summary(load_runs([pnn, bert]))
+    assert said.count("<li>") == 2
+    assert said.index("with the same recipe") < said.index("<li>") < said.rindex("</li>") < said.index("one seed")
+    assert "<li>" not in summary(load_runs([pnn]))
+
+
 def test_runs_on_different_text_are_not_compared(pnn: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", [0.1, 0.2, 0.3], ceiling=False)
     text = read(write_report([pnn, other], tmp_path / "report.html")).text

@@ -13,7 +13,7 @@ from pnn.report.loading import DecoderRun
 from pnn.report.markup import Html, html, join, section, tag
 from pnn.report.markup import table as html_table
 from pnn.report.settings import recipe_differences
-from pnn.report.verdict import NUMBER_WORDS, above, always_guessing, and_list, pairing_note, text_name
+from pnn.report.verdict import NUMBER_WORDS, above, always_guessing, and_list, lead, pairing_note, text_name
 from pnn.results import same_targets
 from pnn.stats import Estimate, differs
 
@@ -32,10 +32,7 @@ def summary(runs: Sequence[DecoderRun]) -> Html:
         different = recipe_differences(runs)
         recipe = f"with recipes that differ in {and_list(different)}" if different else "with the same recipe"
         start = f"{NUMBER_WORDS.get(len(runs), count(len(runs)))} decoders were trained{on} {recipe} and judged on {judged}."
-    sentences = [html(start), *map(_score, runs)]
-    if len(runs) > 1:
-        sentences += _comparison(runs)
-    return tag("p", join(sentences, " "), class_="lead")
+    return lead(html(start), [[_score(run)] for run in runs], _comparison(runs) if len(runs) > 1 else [])
 
 
 def _score(run: DecoderRun) -> Html:

@@ -34,12 +34,19 @@ def text_name(source: str) -> str:
 
 
 def summary(runs: Sequence[MaskedRun]) -> Html:
-    """One paragraph: what was compared, how each run did, whether refining again helped, and who is ahead."""
-    sentences = [_setting(runs), *map(_score, runs)]
-    sentences += [_gain(run) for run in runs if run.is_refiner and run.evaluation["num_steps"] > 1]
-    if len(runs) > 1:
-        sentences += _comparison(runs)
-    return tag("p", join(sentences, " "), class_="lead")
+    """What was compared, how each run did, whether refining again helped, and who is ahead."""
+    refined = [run.is_refiner and run.evaluation["num_steps"] > 1 for run in runs]
+    told = [[_score(run), *([_gain(run)] if again else [])] for run, again in zip(runs, refined, strict=True)]
+    return lead(_setting(runs), told, _comparison(runs) if len(runs) > 1 else [])
+
+
+def lead(setting: Html, runs: Sequence[Sequence[Html]], comparison: Sequence[Html]) -> Html:
+    """What a report begins with. Several runs are a list, which is easier to read than one long paragraph."""
+    if len(runs) == 1:
+        return tag("p", join([setting, *runs[0]], " "), class_="lead")
+    each = tag("ul", *(tag("li", join(sentences, " ")) for sentences in runs))
+    ahead = [tag("p", join(comparison, " "))] if comparison else []
+    return tag("div", tag("p", setting), each, *ahead, class_="lead")
 
 
 def _setting(runs: Sequence[MaskedRun]) -> Html:
