@@ -63,6 +63,7 @@ class TestGraph:
             "pnn_classifier",
             "bert",
             "bert_choice",
+            "pnn_causal",
             "ddl",
             "ddl_token",
             "ddl_additive",

@@ -197,6 +197,8 @@ def test_multiple_choice_scores_each_candidate_alone(name):
     with torch.no_grad():
         swapped = model(input_ids=ids[:, [2, 1, 0]], attention_mask=mask[:, [2, 1, 0]]).logits
         assert torch.allclose(swapped, out.logits[:, [2, 1, 0]], atol=1e-6)
+        elsewhere = (one.transpose(0, 1).contiguous().transpose(0, 1) for one in (ids, mask))  # not row after row in memory
+        assert torch.allclose(model(*elsewhere).logits, out.logits, atol=1e-6)
         changed = ids.clone()
         changed[mask == 0] = 3
         assert torch.allclose(model(input_ids=changed, attention_mask=mask).logits, out.logits, atol=1e-6)

@@ -64,7 +64,7 @@ def write_onnx(path: Path, model: PreTrainedModel, steps: int | None) -> float:
     options: dict[str, Any] = {"num_steps": steps} if steps is not None else {}
     if kind_of(model).causal:
         options["use_cache"] = False
-    if kind_of(model).has_steps:
+    if kind_of(model).has_steps and not kind_of(model).causal:
         options["halt"] = False  # a graph computes every token at every step
     wrapped = _Logits(model, options)
     sizes: dict[int, Any] = {0: "batch", 2 if _chooses(model) else 1: "length"}

@@ -155,8 +155,8 @@ class MultipleChoiceBase(EncoderWithHead):
         if input_ids.dim() != 3:
             raise ValueError(f"multiple choice takes tokens of shape (batch, choices, length), not {tuple(input_ids.shape)}")
         batch, choices, length = input_ids.shape
-        candidates = input_ids.view(-1, length)
-        keep = None if attention_mask is None else attention_mask.view(-1, length)
+        candidates = input_ids.reshape(-1, length)
+        keep = None if attention_mask is None else attention_mask.reshape(-1, length)
         first, more = self.first_states(candidates, input_ids=candidates, attention_mask=keep, num_steps=num_steps, **asked)
         logits = self.classifier(first).view(batch, choices)
         loss = None if labels is None else with_cost(F.cross_entropy(logits.float(), labels), more.get("step_cost"))
