@@ -167,6 +167,20 @@ def test_both_ends_have_to_be_better_than_all_three(collect):
     assert collect.answer(pairs({("eight", "looped"): "worse"})).startswith("no arm is better than `looped`.")
 
 
+@pytest.mark.parametrize(
+    ("wide", "many", "verdict"),
+    [
+        ("undecided", "better", "supported"),
+        ("worse", "better", "supported"),
+        ("worse", "worse", "not supported"),
+        ("worse", "undecided", "undecided"),
+    ],
+)
+def test_attention_can_be_shared_if_either_arm_is_better(collect, wide, many, verdict):
+    said = {("looped_one_attention", "looped"): wide, ("eight_one_attention", "looped"): many}
+    assert collect.answer(pairs(said)).endswith(f"Attention can be shared: {verdict}.")
+
+
 def test_more_right_is_better(collect, tmp_path):
     draw = np.random.default_rng(0)
     runs = {}

@@ -33,6 +33,7 @@ SIZES = {
     WIDE: "width 768, Wikipedia",
 }
 FIRST, ENDS = "looped", "both_ends"
+SHARING = ("looped_one_attention", "eight_one_attention")
 ADDED = ("_recall", "_one_attention")  # behind the name of the arm without
 SUPPORTERS = (FIRST, "entering", "leaving")  # what both ends have to be better than
 
@@ -112,7 +113,7 @@ def told(pair: dict[str, Any] | None) -> list[str]:
 
 
 def answer(result: dict[str, Any]) -> str:
-    """By rules 4 and 6."""
+    """By rules 4, 6 and 9."""
     if not result["pairs"]:
         return f"Not known yet: no arm beside `{FIRST}` has its seeds."
     said = {tuple(pair["arms"]): pair["verdict"] for pair in result["pairs"]}
@@ -127,6 +128,10 @@ def answer(result: dict[str, Any]) -> str:
     beaten = (
         f"better than `{FIRST}`: {', '.join(f'`{one}`' for one in better)}" if better else f"no arm is better than `{FIRST}`"
     )
+    sharing = [verdict for arm in SHARING if (verdict := said.get((arm, FIRST)))]
+    if sharing:
+        shared = "supported" if "better" in sharing else "not supported" if set(sharing) == {"worse"} else "undecided"
+        return f"{beaten}. Attention can be shared: {shared}."
     return f"{beaten}. Distinct weights belong at the ends: {ends}."
 
 
