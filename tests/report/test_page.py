@@ -200,9 +200,9 @@ def test_names_are_escaped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("interval", "said"),
     [
-        ((0.05, 0.07), "the further steps help"),
-        ((-0.002, 0.07), "the further steps show no gain"),
-        ((-0.09, -0.02), "the further steps do harm"),
+        ((0.05, 0.07), "Its further steps help"),
+        ((-0.002, 0.07), "Its further steps show no gain"),
+        ((-0.09, -0.02), "Its further steps do harm"),
     ],
 )
 def test_the_verdict_follows_the_interval(tmp_path: Path, interval: tuple[float, float], said: str) -> None:

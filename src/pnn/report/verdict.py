@@ -91,19 +91,17 @@ def always_guessing(guess: Commonest) -> str:
 def _gain(run: MaskedRun) -> Html:
     """Whether the last step beats the first: the paper's claim for refining again and again."""
     if not run.trained_to_be_read(1):
-        return join(
-            ["The first step of ", _bold(run.name), " was not trained to be read: what further steps add is not known."]
-        )
+        return html("Its first step was not trained to be read: what further steps add is not known.")
     measured, gain = run.evaluation, Estimate.from_json(run.evaluation["gain_over_first_step"])
     steps, between = measured["num_steps"], interval(gain[1:])
     if verdict(gain) == SUPPORTED:
-        said = f"the further steps help: after step {steps} it is right {points(gain.value)} more often than after step 1"
-        return join(["In ", _bold(run.name), f" {said} ({INTERVAL} {between}){_where(measured, gain.value)}."])
+        said = f"help: after step {steps} it is right {points(gain.value)} more often than after step 1 ({INTERVAL} {between})"
+        return html(f"Its further steps {said}{_where(measured, gain.value)}.")
     if verdict(-gain) == SUPPORTED:
-        said = f"the further steps do harm: after step {steps} it is right {points(-gain.value)} less often than after step 1"
-        return join(["In ", _bold(run.name), f" {said} ({INTERVAL} of the change {between})."])
-    said = f"the further steps show no gain: {points(gain.value)} from step 1 to step {steps}, and the {INTERVAL}"
-    return join(["In ", _bold(run.name), f" {said}, {between}, includes zero."])
+        said = f"do harm: after step {steps} it is right {points(-gain.value)} less often than after step 1"
+        return html(f"Its further steps {said} ({INTERVAL} of the change {between}).")
+    said = f"show no gain: {points(gain.value)} from step 1 to step {steps}, and the {INTERVAL}, {between}, includes zero"
+    return html(f"Its further steps {said}.")
 
 
 def _where(measured: MaskedText, gain: float) -> str:
