@@ -60,10 +60,7 @@ def items(runs: Path | None) -> Iterator[Item]:
     yield from comparison(runs)
     yield from shrink(runs)
     yield from hybrids(runs)
-    collected = HERE / "widths" / "result.json"  # of both sizes
-    if not collected.exists() or "w768" not in read_json(collected)["metrics"]:
-        widths = f"bash {HERE}/widths/run.sh {{data}}/tokens {{runs}}/widths"  # twenty runs of half an epoch, ten at width 256
-        yield Item("widths", 17.0, widths, "widths/muon_w768_plain/sweep.json", NOWHERE, ("tokens",))
+    yield from widths()
     yield from causal(runs)
 
 
@@ -246,6 +243,20 @@ def hybrids(runs: Path | None) -> Iterator[Item]:
 
 def of_hybrids(stage: str, arm: str, part: str, seed: int, epochs: int) -> Item:
     return training(f"hybrids, {stage}", arm, f"{part}/{arm}", seed, epochs, config=HERE / "hybrids" / "wide" / f"{arm}.yaml")
+
+
+# Rates that carry over widths -----------------------------------------------------------------------------------------
+
+
+def widths() -> Iterator[Item]:
+    """Ten runs of half an epoch for each optimiser, and five at width 256."""
+    collected = HERE / "widths" / "result.json"  # of both sizes
+    metrics = read_json(collected)["metrics"] if collected.exists() else {}
+    for optimizer in ("muon", "adamw"):
+        if optimizer not in metrics.get("w768", {}).get("optimizers", {}):
+            command = f"env OPTIMIZERS={optimizer} bash {HERE}/widths/run.sh {{data}}/tokens {{runs}}/widths"
+            leaves = f"widths/{optimizer}_w768_plain/sweep.json"
+            yield Item(f"widths, {optimizer}", 8.5, command, leaves, NOWHERE, ("tokens",))
 
 
 # Causal PNNs and loops of Deep Delta blocks ---------------------------------------------------------------------------

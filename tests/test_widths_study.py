@@ -123,6 +123,21 @@ def test_a_second_width_stands_beside_the_first(collect, sweeps):
     assert "| AdamW | 96, with the rule |" in page
 
 
+def test_optimisers_may_come_one_after_another(collect, sweeps, tmp_path):
+    runs, later = sweeps(), tmp_path / "later"
+    later.mkdir()
+    for name in ("adamw_w256", "adamw_w768", "adamw_w768_plain"):
+        (runs / name).rename(later / name)
+    collect.main("w768", runs)
+    assert result_of(collect)["answer"] == "Width 256 to 768: It carries over with Muon; AdamW is not measured yet."
+    assert "AdamW |" not in (collect.HERE / "README.md").read_text()
+    collect.main("w768", later)
+    assert result_of(collect)["answer"] == "Width 256 to 768: It carries over."
+    assert "| Muon | 0.002 | 0.006 | 0.250 | yes |" in (collect.HERE / "README.md").read_text()
+    with pytest.raises(UserError, match="has no sweep of width 768"):
+        collect.main("w768", tmp_path / "elsewhere")
+
+
 def test_both_may_fail(collect, sweeps):
     collect.main("w768", sweeps(adamw_w256=[4.0, 4.6, 4.5, 4.7, 5.1], muon_w256=[4.0, 4.6, 4.4, 4.3, 4.5]))
     assert result_of(collect)["answer"] == "Width 256 to 768: It does not carry over, by the grid of AdamW and that of Muon."

@@ -1,4 +1,5 @@
-"""From the six sweeps of run.sh to result.json and the tables of README.md.
+"""From the sweeps of run.sh, three for each optimiser, to result.json and the tables of README.md. Optimisers may come one
+after another: what was collected before stays.
 
 python results/widths/collect.py w768 RUNS   # the folder that run.sh wrote; w96: with text
 
@@ -122,24 +123,36 @@ def told_above(one: dict[str, Any]) -> str:
 def answer(found: dict[str, dict[str, Any]]) -> str:
     """By the rule of README.md: both optimisers."""
     fails = [OPTIMIZERS[optimizer] for optimizer, one in found.items() if not one["carries_over"]]
-    return f"It does not carry over, by the grid of {' and that of '.join(fails)}." if fails else "It carries over."
+    if fails:
+        return f"It does not carry over, by the grid of {' and that of '.join(fails)}."
+    missing = [name for one, name in OPTIMIZERS.items() if one not in found]
+    known = " and ".join(OPTIMIZERS[one] for one in found)
+    return f"It carries over with {known}; {missing[0]} is not measured yet." if missing else "It carries over."
 
 
 def main(wide: str, runs: Path) -> None:
-    sweeps = {f"{one}_{name}": finished(runs, f"{one}_{name}") for one in OPTIMIZERS for name in grids_of(wide)}
-    grids = {one: {name: losses_of(sweeps[f"{one}_{name}"]) for name in grids_of(wide)} for one in OPTIMIZERS}
-    found = {one: carried_over(wide, grids[one]) for one in OPTIMIZERS}
+    trained = [one for one in OPTIMIZERS if any((runs / f"{one}_{name}").exists() for name in grids_of(wide))]
+    if not trained:
+        raise UserError(f"{runs} has no sweep of width {wide[1:]}: results/widths/run.sh makes them")
+    sweeps = {f"{one}_{name}": finished(runs, f"{one}_{name}") for one in trained for name in grids_of(wide)}
     first = next(run for sweep in sweeps.values() for arm in sweep["arms"] for run in arm["runs"])
     file = HERE / "result.json"
     metrics = read_json(file)["metrics"] if file.exists() else {}
+    before = metrics.get(wide, {"seeds": {}, "optimizers": {}})
+    of_each = before["optimizers"]
+    for one in trained:
+        grids_of_one = {name: losses_of(sweeps[f"{one}_{name}"]) for name in grids_of(wide)}
+        losses = {name: {f"{rate:g}": of_rate for rate, of_rate in grid.items()} for name, grid in grids_of_one.items()}
+        of_each[one] = {"losses": losses} | carried_over(wide, grids_of_one)
+    found = {one: of_each[one] for one in OPTIMIZERS if one in of_each}
+    grids = {
+        one: {name: {float(rate): losses for rate, losses in grid.items()} for name, grid in kept["losses"].items()}
+        for one, kept in found.items()
+    }
     metrics[wide] = {
-        "seeds": {name: sweep["seeds"] for name, sweep in sweeps.items()},
+        "seeds": before["seeds"] | {name: sweep["seeds"] for name, sweep in sweeps.items()},
         "hardware": read_environment(first)["hardware"],
-        "optimizers": {
-            one: {"losses": {name: {f"{rate:g}": of_rate for rate, of_rate in grid.items()} for name, grid in of_one.items()}}
-            | found[one]
-            for one, of_one in grids.items()
-        },
+        "optimizers": found,
         "answer": answer(found),
     }
     write_json(

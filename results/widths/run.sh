@@ -2,7 +2,7 @@
 # Grids of rates at a narrow width, at three times that width with the rule, and without it. Usage:
 #   results/widths/run.sh TOKENS RUNS [pnn sweep arguments]          width 256 and 768, on a GPU
 #   TEXT=FILE results/widths/run.sh text RUNS [pnn sweep arguments]  width 32 and 96, on a CPU, from a file of real text
-# RATES=5e-3,1e-2 asks for other rates. Stopped, the same command goes on.
+# RATES=5e-3,1e-2 asks for other rates, OPTIMIZERS=muon for one optimiser. Stopped, the same command goes on.
 set -euo pipefail
 tokens=$1 runs=$2
 shift 2
@@ -21,7 +21,7 @@ sweep() { # a rate that diverges ends its sweep with an error, and stands in swe
   python3 -m pnn sweep "$configs/$config.yaml" --over training.learning_rate="$rates" --seeds "$seeds" --output "$runs/$name" "$@" ||
     [ -e "$runs/$name/sweep.json" ]
 }
-for optimizer in adamw muon; do
+for optimizer in ${OPTIMIZERS:-adamw muon}; do
   sweep "${optimizer}_$narrow" "$narrow" --set training.optimizer="$optimizer" "$@"
   sweep "${optimizer}_$wide" "$wide" --set training.optimizer="$optimizer" "$@"
   sweep "${optimizer}_${wide}_plain" "$wide" --set training.optimizer="$optimizer" --set training.base_width=null --seeds 1 "$@"
