@@ -125,7 +125,8 @@ def test_the_arms_of_hybrids_are_equal_in_what_their_table_says():
         assert (config.num_refiners, config.num_steps) == (int(refiners), int(steps))
         with torch.device("meta"):
             counts[name] = parameters(build_model(config))
-    same = {counts[name] for name, refiners, _ in rows if refiners == "4"}
+    # those with one attention are equal to within 0.3 %: test_hybrids
+    same = {counts[name] for name, refiners, _ in rows if refiners == "4" and not name.endswith("_one_attention")}
     assert len(same) == 1
     assert counts["one"] < same.pop() < counts["eight"]
 
