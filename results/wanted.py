@@ -98,6 +98,8 @@ def comparison(runs: Path | None) -> Iterator[Item]:
     yield from rates_of("bert12")  # or all its seeds might be trained at a rate that is not its best
     for seed, model in first:
         yield three_epochs(model, seed)
+    narrow = BERT / "configs" / "looks" / "narrow.yaml"  # is it the table of tokens that helps on WikiText?
+    yield training("looks, narrow:", OURS, "looks/narrow", 0, 1, config=narrow)
     if form != OURS:
         yield training("(b)", form, f"b/{form}", 0, 10)
         if form not in speeds():
