@@ -195,14 +195,21 @@ def shrink(runs: Path | None) -> Iterator[Item]:
     wanted = [(name, asked, seed) for seed in range(3) for name, asked in arms]
     wanted += [(f"less-{share}-tokens-logits", f"--shares {share / 100:g} {too}", 0) for share in (10, 30, 40, 50)]
     wanted += [("less-20-tokens-none", f"--shares 0.2 --teachers none {too}", 0)]
-    # would more and smaller updates make more of the same tokens? Looks at 6.3M of them, by rows per update and rate
+    # would more and smaller updates, or Muon, make more of the same tokens? Looks at 6.3M of them, by rows per update and rate
+    alike = f"--shares 0.2 {too} --seeds 0 --batch 64 --rate 6e-4"
     looks = [
         (
-            f"less-20-tokens-logits-0-look-{rows}-{rate}",
+            f"less-20-tokens-logits-0-look-{rows}-{rate}-{optimizer}",
             1.5,
-            f"--shares 0.2 {too} --seeds 0 --look {rows}-{rate} --updates {192 * 64 // rows} --batch 64 --rate 6e-4",
+            f"{alike} --look {rows} {rate} {optimizer} --updates {192 * 64 // rows}",
         )
-        for rows, rate in ((64, "6e-4"), (16, "6e-4"), (16, "3e-4"))
+        for rows, rate, optimizer in (
+            (64, "6e-4", "adamw"),
+            (16, "6e-4", "adamw"),
+            (16, "3e-4", "adamw"),
+            (64, "1e-3", "muon"),
+            (16, "6e-4", "muon"),
+        )
     ]
     left = [(f"{name}-{seed}", 2.5, f"{asked} --seeds {seed} {LEARNS}") for name, asked, seed in wanted]
     others = [

@@ -46,9 +46,10 @@ def test_from_a_model_to_a_table(scripts, tmp_path, monkeypatch):
     run, collect = scripts
     tokenizer = of_synthetic_language(LENGTH)
     torch.manual_seed(0)
-    config = hf.GPT2Config(vocab_size=len(tokenizer), n_embd=20, n_head=5, n_layer=4, n_positions=LENGTH)
+    sizes = {"hidden_size": 20, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 5}
+    config = hf.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=LENGTH, **sizes)
     config.bos_token_id = config.eos_token_id = tokenizer.sep_token_id
-    save(hf.GPT2LMHeadModel(config), tmp_path / "model", tokenizer)
+    save(hf.LlamaForCausalLM(config), tmp_path / "model", tokenizer)
     Path("text.txt").write_text("\n\n".join(synthetic.paragraphs(30, seed=0)))
 
     def study(*words):
@@ -70,9 +71,9 @@ def test_from_a_model_to_a_table(scripts, tmp_path, monkeypatch):
     before = Path("runs/measured/less-20-logits-0.json").stat().st_mtime_ns
     study("--shares", "0.2")
     assert Path("runs/measured/less-20-logits-0.json").stat().st_mtime_ns == before
-    study("--shares", "0.2", "--look", "1-1e-2")  # beside it, and not compared
-    look = json.loads(Path("runs/measured/less-20-logits-0-look-1-1e-2.json").read_text())
-    assert (look["batch"], look["rate"], look["arm"]) == (1, 0.01, "look")
+    study("--shares", "0.2", "--look", "1", "1e-2", "muon")  # beside it, and not compared
+    look = json.loads(Path("runs/measured/less-20-logits-0-look-1-1e-2-muon.json").read_text())
+    assert (look["batch"], look["rate"], look["optimizer"], look["arm"]) == (1, 0.01, "muon", "look")
     study("--shares", "0.2", "--peers", "llm_pruner")
     peer = json.loads(Path("runs/measured/less-20-llm_pruner-0.json").read_text())
     assert peer["parameters"] == pytest.approx(found["less-20-logits-0"]["parameters"], rel=0.02)

@@ -55,7 +55,7 @@ class Study:
 
     def share(self, adapted: PreTrainedModel, share: float, teacher: str, seed: int) -> None:
         tokens_too = "-tokens" if TOKEN in self.asked.kinds else ""
-        look = f"-look-{self.asked.look}" if self.asked.look else ""
+        look = "-".join(["-look", *self.asked.look]) if self.asked.look else ""
         name = f"less-{100 * share:g}{tokens_too}-{teacher}-{seed}{look}"
         if not self._begins(name):
             return
@@ -169,8 +169,9 @@ def main() -> None:
     parser.add_argument("--teachers", nargs="+", default=["logits"], help="logits, states, none")
     parser.add_argument("--peers", nargs="*", default=[], choices=RECIPES, help="cut as these do, not as pnn shrink does")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="none: the adapted model alone")
+    words = ("ROWS", "RATE", "OPTIMIZER")
     parser.add_argument(
-        "--look", default="", help="ROWS-RATE: arms that learn so, beside the others and not compared with them"
+        "--look", nargs=3, metavar=words, help="arms that learn so, beside the others and not compared with them"
     )
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--adapt", type=int, default=500)
@@ -185,7 +186,7 @@ def main() -> None:
     asked = parser.parse_args()
     runs = Path(asked.runs)
     loaded = open_model(asked.model)
-    rows, rate = asked.look.split("-", 1) if asked.look else (asked.batch, asked.rate)
+    rows, rate, optimizer = asked.look or (asked.batch, asked.rate, asked.optimizer)
     text = read_text(
         loaded.model,
         loaded.tokenizer,
@@ -198,7 +199,11 @@ def main() -> None:
     )
     study = Study(text, loaded.tokenizer, runs, asked)
     study.adapted(loaded.model)
-    asked.batch, asked.rate = int(rows), float(rate)  # a look starts from the same model as the arms
+    asked.batch, asked.rate, asked.optimizer = (
+        int(rows),
+        float(rate),
+        optimizer,
+    )  # a look starts from the same model as the arms
     write_json(runs / "measured" / "environment.json", environment(0, 1))
     for seed in asked.seeds:
         for share in asked.shares:
