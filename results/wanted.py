@@ -36,6 +36,7 @@ class Item:
     needs: tuple[str, ...]  # in DATA
     after: str = "."  # what must be in RUNS: weights that another item made
     model: str = ""  # that it trains
+    seed: int = 0
     alone: bool = False  # nothing else may compute meanwhile: it times
 
     def done(self, runs: Path | None) -> bool:
@@ -75,29 +76,38 @@ def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[Item
 
 # The comparison with BERT ---------------------------------------------------------------------------------------------
 
-RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("5e-4",), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
+RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("1e-3", "5e-4"), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
+OF_BERT12 = "1e-3"  # in its config
 WORK = {"pnn_thrice": 0.99, "pnn_wide": 0.97, "pnn_twelve": 0.96}  # FLOPs of BERT-12's, where no speed is measured
 
 
 def comparison(runs: Path | None) -> Iterator[Item]:
-    """First the candidates for the second form, and what rule 10 makes of them. Then BERT-12's last rate and three seeds of the
-    two models that the question is about. The rest in turns: what is half done compares already."""
+    """First the candidates for the second form, and what rule 10 makes of them. Then BERT-12's last rate, before which none of
+    its seeds begins, and three seeds of the two models that the question is about. The rest in turns: what is half done
+    compares already."""
     candidates = [one_epoch(model) for model in CANDIDATES]
     yield from candidates
     longer = [three_epochs(item.model, 0) for item in best_of(candidates, runs, wanted=2)]
     yield from longer
     second = best_of([three_epochs(OURS, 0), *longer], runs, wanted=1) if longer else []
-    form, known = second[0].model if second else OURS, bool(second)
+    form = second[0].model if second else OURS
     wanted = dict(SEEDS)
     if form != OURS:
         wanted = dict(zip((form, f"{form}_gateless"), SEEDS_OF_SECOND, strict=True)) | wanted | SEEDS_BESIDE_SECOND
-    turns = [(seed, model) for seed in range(max(wanted.values())) for model, seeds in wanted.items() if seed < seeds]
-    asked = [(seed, model) for seed, model in turns if seed < 3 and model in (form, "bert12")]
-    late = ("pnn_gateless", "pnn_paper", *(() if known and form == OURS else (OURS,)))
-    first = asked + [(seed, model) for seed, model in turns if seed < 3 and model not in late and (seed, model) not in asked]
-    yield from rates_of("bert12")  # or all its seeds might be trained at a rate that is not its best
-    for seed, model in first:
-        yield three_epochs(model, seed)
+    tried = rates_of("bert12")
+    yield from tried.values()
+    best = best_of(list(tried.values()), runs, wanted=1)
+    rate = next((rate for rate, item in tried.items() if item in best), None)
+    turns = [
+        three_epochs(model, seed, rate if model == "bert12" else None)
+        for seed in range(max(wanted.values()))
+        for model, seeds in wanted.items()
+        if seed < seeds and (model != "bert12" or rate is not None)
+    ]
+    asked = [item for item in turns if item.seed < 3 and item.model in (form, "bert12")]
+    late = ("pnn_gateless", "pnn_paper", OURS)
+    first = asked + [item for item in turns if item.seed < 3 and item.model not in late and item not in asked]
+    yield from first
     narrow = BERT / "configs" / "looks" / "narrow.yaml"  # is it the table of tokens that helps on WikiText?
     yield training("looks, narrow:", OURS, "looks/narrow", 0, 1, config=narrow)
     if form != OURS:
@@ -107,11 +117,9 @@ def comparison(runs: Path | None) -> Iterator[Item]:
             leaves = "better_than_bert/speeds.json"
             yield Item("speeds", 5.0, timing, leaves, NOWHERE, ("tokens", "wikitext"), alone=True)
     for model in RATES:
-        if wanted[model] and model != "bert12":
-            yield from rates_of(model)
-    for seed, model in turns:
-        if (seed, model) not in first:
-            yield three_epochs(model, seed)
+        if wanted[model]:
+            yield from rates_of(model).values()
+    yield from (item for item in turns if item not in first)
     tuning = f"bash {HERE}/downstream/run.sh {{data}} {{runs}}/better_than_bert"
     for model in (OURS, "bert4", "bert12"):
         leaves, kept = f"better_than_bert/{model}.tuned", f"downstream/measured/{model}-glue/sst2/result.json"
@@ -120,22 +128,31 @@ def comparison(runs: Path | None) -> Iterator[Item]:
         if model == OURS:
             yield replace(tuned, after=".")  # models/pnn-base has its weights
             continue
-        yield training("(b)", model, f"b/{model}", 0, 10)
+        if model != "bert12" or rate is not None:
+            yield training("(b)", model, f"b/{model}", 0, 10, at(rate if model == "bert12" else None))
         yield tuned  # in the same half an hour: weights do not go home
 
 
-def rates_of(model: str) -> Iterator[Item]:
+def rates_of(model: str) -> dict[str, Item]:
     part = f"rates_{model}" + ("_rotary" if model == "bert12" else "")
-    for rate in RATES[model]:
-        yield training("rates", model, f"{part}/learning_rate={rate}", 0, 1, {"learning_rate": rate})
+    return {
+        rate: training("rates", model, f"{part}/learning_rate={rate}", 0, 1, {"learning_rate": rate}) for rate in RATES[model]
+    }
 
 
 def one_epoch(model: str) -> Item:
     return training("rates", model, f"rates_{model}/learning_rate=2e-3", 0, 1, {"learning_rate": "2e-3"})
 
 
-def three_epochs(model: str, seed: int) -> Item:
-    return training("(a)", model, f"a/{model}", seed, 3)
+def three_epochs(model: str, seed: int, rate: str | None = None) -> Item:
+    """What is in a2, at a rate that turned out better, counts instead of what is in a."""
+    part = "a2" if at(rate) else "a"
+    return training("(a)", model, f"{part}/{model}", seed, 3, at(rate))
+
+
+def at(rate: str | None) -> dict[str, str]:
+    """What is to be set for BERT-12's best rate; nothing for other models, whose configs have theirs."""
+    return {} if rate in (None, OF_BERT12) else {"learning_rate": rate}
 
 
 def training(
@@ -157,6 +174,7 @@ def training(
         f"{study}/{measured}/{folder}/evaluation.json",
         ("tokens", "wikitext"),
         model=model,
+        seed=seed,
     )
 
 

@@ -147,6 +147,10 @@ def test_what_is_best_on_the_tail_is_trained_longer(wanted, tmp_path):
     leave(tmp_path, named(wanted, tmp_path, "(a) ")["pnn_thrice, seed 0"], 0.51)
     assert not named(wanted, tmp_path, "(a) pnn_twelve, seed 1")
     leave(tmp_path, named(wanted, tmp_path, "(a) ")["pnn_twelve, seed 0"], 0.52)
+    assert not named(wanted, tmp_path, "(a) bert12")
+    leave(tmp_path, named(wanted, tmp_path, "rates ")["bert12, seed 0, learning_rate 1e-3"], 0.45)
+    assert not named(wanted, tmp_path, "(a) bert12")  # its rate is not known yet
+    leave(tmp_path, named(wanted, tmp_path, "rates ")["bert12, seed 0, learning_rate 5e-4"], 0.44)
     left = named(wanted, tmp_path, "(a) ")
     seeds = [name for name in left if not name.endswith("seed 0")]
     assert seeds[:4] == ["pnn_twelve, seed 1", "bert12, seed 1", "pnn_twelve, seed 2", "bert12, seed 2"]
@@ -158,6 +162,20 @@ def test_what_is_best_on_the_tail_is_trained_longer(wanted, tmp_path):
     (timing,) = named(wanted, tmp_path, "speeds").values()
     assert timing.alone
     assert "FORM=pnn_twelve" in timing.command
+
+
+def test_bert12_is_trained_anew_at_a_better_rate(wanted, to_measure, tmp_path):
+    """And what was trained at another one no longer counts."""
+    comparison = importlib.import_module("comparison")
+    for rate, tail in (("1e-3", 0.45), ("5e-4", 0.46)):
+        leave(tmp_path, named(wanted, tmp_path, "rates ")[f"bert12, seed 0, learning_rate {rate}"], tail)
+    seeds, longer = named(wanted, tmp_path, "(a) bert12"), named(wanted, tmp_path, "(b) bert12")
+    assert list(seeds) == [f", seed {seed}, learning_rate 5e-4" for seed in range(3)]
+    assert list(longer) == [", seed 0, learning_rate 5e-4"]
+    assert all("training.learning_rate=5e-4" in item.command for item in (*seeds.values(), *longer.values()))
+    runs = [comparison.Run(Path("RUNS") / folder / "bert12" / "seed-0") for folder in ("a", "a2")]
+    assert Path(seeds[", seed 0, learning_rate 5e-4"].leaves).parent == Path("better_than_bert/a2/bert12/seed-0")
+    assert comparison.at_stage(runs, "a") == {"bert12": {0: runs[1]}}
 
 
 def fail(runs, item):
