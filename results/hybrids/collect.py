@@ -1,6 +1,6 @@
 """From a finished sweep to measured/SIZE.json, result.json, the figure and the tables of README.md.
 
-python results/hybrids/collect.py small SWEEP       # the folder that run.sh wrote; text, recall: with TEXT
+python results/hybrids/collect.py small SWEEP       # the folder that run.sh wrote; text, recall, attention: with TEXT
 python results/hybrids/collect.py wikipedia RUNS    # on a GPU (wide.py); what is there, parts can come one after another
 python results/hybrids/collect.py                   # what is in measured/
 """
@@ -149,7 +149,7 @@ def main() -> None:
         HERE / "result.json",
         {
             "question": "Where should distinct weights stand in a schedule of refiners?",
-            "protocol": "README.md beside: eight schedules of rewriting refiners, one recipe, three seeds; differences in "
+            "protocol": "README.md beside: schedules of rewriting refiners; one recipe per table, three seeds; differences in "
             "masked-token accuracy on held-out text, paired by seed and sequence",
             "seeds": {size: result["seeds"] for size, result in measured.items()},
             "metrics": {
