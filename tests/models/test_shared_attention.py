@@ -77,13 +77,18 @@ def test_a_copy_shares_its_own():
     assert first is not model.encoder.refiners[0].attention
 
 
-def test_what_replaces_it_is_used_by_all_and_saved(tmp_path):
+@pytest.mark.parametrize("number", [0, 2])
+def test_what_replaces_it_is_used_by_all_and_saved(number, tmp_path):
+    """Whichever refiner it is given to."""
     model = built(shared_attention=True).eval()
     other = built("gated").encoder.refiners[2].attention
     before = loss_of(model).item()
-    model.encoder.refiners[0].attention = other
+    model.encoder.refiners[number].attention = other
     assert all(refiner.attention is other for refiner in model.encoder.refiners)
     assert loss_of(model).item() != pytest.approx(before, abs=1e-4)
+    assert [name for name, _ in model.named_parameters() if "attention.qkv.weight" in name] == [
+        "encoder.refiners.0.attention.qkv.weight"
+    ]
     model.save_pretrained(tmp_path)
     assert torch.equal(loss_of(pnn.PNNForMaskedLM.from_pretrained(tmp_path)), loss_of(model))
 
@@ -108,8 +113,8 @@ def test_a_decoder_shares_it_too():
     assert len({id(refiner.attention) for refiner in model.model.refiners}) == 1
 
 
-def test_plasticity_says_that_it_cannot_take_heads_from_one_refiner_alone():
-    with pytest.raises(UserError, match="its refiners share one attention"):
+def test_plasticity_says_that_it_does_not_reorganise_them():
+    with pytest.raises(UserError, match="whose refiners share one attention"):
         heads(built(shared_attention=True))
     alone = pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, num_steps=3, shared_attention=True))  # nobody to share with
     assert heads(alone) == [(0, 0), (0, 1)]

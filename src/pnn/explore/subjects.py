@@ -48,7 +48,7 @@ class Subject:
     @property
     def reorganises(self) -> bool:
         try:
-            architecture_of(self.loaded.model).blocks(self.loaded.model)
+            architecture_of(self.loaded.model)
         except UserError:
             return False
         return True

@@ -56,6 +56,12 @@ class DeltaRefiner(nn.Module):
             return vars(self)["attends_with"].attention
         return super().__getattr__(name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "attention" and "attends_with" in vars(self):
+            vars(self)["attends_with"].attention = value
+        else:
+            super().__setattr__(name, value)
+
     def forward(self, h: Tensor, layout: Layout, at: Tensor | None = None) -> Tensor:
         """The next state h⁺. With `at` only of these tokens: attention sees all of them, the rest is per token."""
         if self.own_form is not None:

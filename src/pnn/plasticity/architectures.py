@@ -343,10 +343,6 @@ class OwnArchitecture(Architecture):
     model_types = tuple(kind.model_type for kind in OURS)
 
     def blocks(self, model: PreTrainedModel) -> list[nn.Module]:
-        if getattr(model.config, "shared_attention", False) and model.config.num_refiners > 1:
-            raise UserError(
-                "plasticity takes heads from one refiner at a time, and in this model its refiners share one attention"
-            )
         return distinct_blocks(model)
 
     def attention(self, block: Any) -> nn.Module:
@@ -411,4 +407,6 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if kind not in ARCHITECTURES:
         raise UserError(f'plasticity does not know the heads of a "{kind}" model (it knows {", ".join(sorted(ARCHITECTURES))})')
+    if getattr(model.config, "shared_attention", False) and model.config.num_refiners > 1:
+        raise UserError("plasticity does not reorganise models whose refiners share one attention")
     return ARCHITECTURES[kind]

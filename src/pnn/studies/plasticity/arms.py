@@ -25,7 +25,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.plasticity.heads import heads
 from pnn.plasticity.phases import grow_heads, learn_round, measure, prune_heads
 from pnn.plasticity.scores import Scores
 from pnn.plasticity.settings import CycleSettings, check
@@ -110,7 +109,6 @@ class StudySettings:
 
 def check_arms(model: PreTrainedModel, name: str) -> None:
     """Whether the model has heads enough for every arm."""
-    heads(model)  # refuses a model without heads that plasticity knows, in its own words
     for arm in all_arms():
         try:
             check(model, CycleSettings(prune=arm.prune, grow=arm.grow))
