@@ -23,7 +23,8 @@ from pnn.results import Evaluation, Json
 # Inches: one axes unit is one inch, so that boxes and letters keep their proportions for any number of steps
 COLUMN, BOX_LEFT, BOX_RIGHT, READ_LEFT = 3.2, 0.55, 2.45, 2.55
 BOX_HEIGHT, PITCH = 0.32, 0.45
-HEADER, FOOTER = 0.72, 0.42
+HEADER, FOOTER, LINE = 0.72, 0.42, 0.15
+LONGEST = 56  # letters of a line above a model
 COLUMNS = 3  # models of a row
 NEUTRAL = "#ececec"
 
@@ -34,8 +35,9 @@ def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, Evaluati
     causal PNN, beside them."""
     evaluations = evaluations or {}
     bodies = {name: anatomy(config) for name, config in configs.items()}
+    summaries = {name: _summary(body, evaluations.get(name)) for name, body in bodies.items()}
     boxes = max(len(body.schedule) for body in bodies.values()) + 2  # embeddings and head
-    height = FOOTER + boxes * PITCH + HEADER
+    height = FOOTER + boxes * PITCH + HEADER + LINE * max(text.count("\n") for text in summaries.values())
     columns = min(len(bodies), COLUMNS)
     rows = math.ceil(len(bodies) / columns)
     figure = Figure(figsize=(columns * COLUMN, rows * height))
@@ -45,18 +47,32 @@ def architecture(configs: Mapping[str, Json], evaluations: Mapping[str, Evaluati
         axes = figure.add_axes((column / columns, 1 - (row + 1) / rows, 1 / columns, 1 / rows))
         axes.set(xlim=(0, COLUMN), ylim=(0, height))
         axes.axis("off")
-        _draw_model(axes, name, body, colour[name], evaluations.get(name), configs[name].get("step_weights"))
+        top = _draw_model(axes, body, colour[name], evaluations.get(name), configs[name].get("step_weights"))
+        centre, lines = (BOX_LEFT + BOX_RIGHT) / 2, summaries[name].count("\n")
+        axes.text(centre, top + 0.08, summaries[name], ha="center", va="bottom", fontsize=SMALL)
+        high = top + 0.36 + LINE * lines
+        axes.text(centre, high, short_name(name), ha="center", fontsize=NORMAL + 2, weight="bold", color=colour[name])
     return figure
+
+
+def _summary(body: Anatomy, evaluation: Evaluation | None) -> str:
+    """What stands above a model, in one line or two."""
+    if evaluation is None:
+        return body.describe()
+    counted, size = evaluation.get("anatomy", {}), f"{short_count(evaluation['parameters'])} parameters"
+    attention = f" ({short_count(counted['attention'])})" if "attention" in counted else ""  # that all refiners share
+    one_line = f"{size}, {body.describe()}{attention}"
+    return one_line if len(one_line) <= LONGEST else one_line.replace(", ", "\n", 1)
 
 
 def _draw_model(
     axes: Axes,
-    name: str,
     body: Anatomy,
     colour: str,
     evaluation: Evaluation | None,
     weights: Sequence[float] | None,
-) -> None:
+) -> float:
+    """Returns how high it is."""
     steps = len(body.schedule)
     centres = [FOOTER + (index + 0.5) * PITCH for index in range(steps + 2)]
     counted = {} if evaluation is None else evaluation.get("anatomy", {})  # results of an older version have no sizes
@@ -66,8 +82,6 @@ def _draw_model(
     for step, block in enumerate(body.schedule, start=1):
         used_before = block in body.schedule[: step - 1]
         size = "reused" if used_before else sizes.get("block", "")
-        if step == 1 and "attention" in sizes:
-            size = f"{size} + {sizes['attention']}"  # the attention that all of them share
         shade = tint(colour, 0.15 + 0.8 * (block + 1) / body.num_blocks)
         _box(axes, centres[step], shade, _block_label(body, step, block), size)
         if used_before:
@@ -81,14 +95,9 @@ def _draw_model(
         text = "same weights reused" if steps >= 3 else "reused"
         axes.text(0.1, middle, text, rotation=90, ha="center", va="center", fontsize=SMALL, color=colour)
 
-    top = centres[-1] + PITCH / 2
-    centre = (BOX_LEFT + BOX_RIGHT) / 2
-    axes.text(centre, top + 0.36, short_name(name), ha="center", fontsize=NORMAL + 2, weight="bold", color=colour)
-    parameters = "" if evaluation is None else f"{short_count(evaluation['parameters'])} parameters, "
-    summary = parameters + body.describe()
-    axes.text(centre, top + 0.12, summary, ha="center", fontsize=SMALL)
     if evaluation is not None:
         _readings(axes, centres, evaluation, weights)
+    return centres[-1] + PITCH / 2
 
 
 def _block_label(body: Anatomy, step: int, block: int) -> str:
