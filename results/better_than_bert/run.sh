@@ -21,12 +21,12 @@ case $part in
     for model in pnn_thrice pnn_wide pnn_twelve; do
       sweep "rates_$model" "$configs/$model.yaml" --over training.learning_rate=2e-3 --set training.epochs=1 "$@"
     done ;;
-  best_two) # of these, for three epochs: FORMS='pnn_thrice pnn_wide'
+  best_two) # of these, for three epochs: FORMS='pnn_wide pnn_twelve'
     read -ra forms <<<"${FORMS:?the best two candidates after one epoch}"
     forms=("${forms[@]/#/$configs/}")
     sweep a2 "${forms[@]/%/.yaml}" --set training.epochs=3 "$@" ;;
   speeds) # with nothing else on the GPU
-    python3 -m pnn bench "$configs"/{pnn_rewrite,pnn_gateless,${FORM:-pnn_thrice},bert4,bert12,pnn_paper}.yaml --what train,inference --against none \
+    python3 -m pnn bench "$configs"/{pnn_rewrite,pnn_gateless,${FORM:-pnn_wide},bert4,bert12,pnn_paper}.yaml --what train,inference --against none \
       --output "$runs/speeds.json" --set data.train="$tokens" --set evaluation.sets.wikitext_tokens.source="$wikitext" "$@" ;;
   a)
     sweep a5 "$configs"/pnn_rewrite.yaml "$configs"/bert4.yaml --seeds 5 --set training.epochs=3 "$@"
