@@ -71,9 +71,9 @@ def test_from_a_model_to_a_table(scripts, tmp_path, monkeypatch):
     before = Path("runs/measured/less-20-logits-0.json").stat().st_mtime_ns
     study("--shares", "0.2")
     assert Path("runs/measured/less-20-logits-0.json").stat().st_mtime_ns == before
-    study("--shares", "0.2", "--look", "1", "1e-2", "muon")  # beside it, and not compared
-    look = json.loads(Path("runs/measured/less-20-logits-0-look-1-1e-2-muon.json").read_text())
-    assert (look["batch"], look["rate"], look["optimizer"], look["arm"]) == (1, 0.01, "muon", "look")
+    study("--shares", "0.2", "--look", "1", "1e-2", "muon", "2")  # beside it, and not compared
+    look = json.loads(Path("runs/measured/less-20-logits-0-look-1-1e-2-muon-2.json").read_text())
+    assert (look["batch"], look["rate"], look["optimizer"], look["rounds"], look["arm"]) == (1, 0.01, "muon", 2, "look")
     study("--shares", "0.2", "--peers", "llm_pruner")
     peer = json.loads(Path("runs/measured/less-20-llm_pruner-0.json").read_text())
     assert peer["parameters"] == pytest.approx(found["less-20-logits-0"]["parameters"], rel=0.02)

@@ -63,6 +63,7 @@ class Study:
             fewer=share,
             kinds=tuple(self.asked.kinds),
             by=self.asked.by,
+            rounds=self.asked.rounds,
             score_rows=self.asked.score_rows,
             optimizer=self.asked.optimizer,
             teacher=teacher,
@@ -144,7 +145,9 @@ class Study:
         """`text`: in the model's own tokens, where some of them went."""
         nats, targets = held_out_nats(model, text or self.text)
         found = size(model, self.text.held_out.shape[1])
-        asked = {key: getattr(self.asked, key) for key in ("updates", "adapt", "rate", "optimizer", "batch", "length")}
+        asked = {
+            key: getattr(self.asked, key) for key in ("updates", "adapt", "rate", "optimizer", "rounds", "batch", "length")
+        }
         self._file(name).parent.mkdir(parents=True, exist_ok=True)
         write_json(
             self._file(name),
@@ -169,14 +172,13 @@ def main() -> None:
     parser.add_argument("--teachers", nargs="+", default=["logits"], help="logits, states, none")
     parser.add_argument("--peers", nargs="*", default=[], choices=RECIPES, help="cut as these do, not as pnn shrink does")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="none: the adapted model alone")
-    words = ("ROWS", "RATE", "OPTIMIZER")
-    parser.add_argument(
-        "--look", nargs=3, metavar=words, help="arms that learn so, beside the others and not compared with them"
-    )
+    words = ("ROWS", "RATE", "OPTIMIZER", "ROUNDS")
+    parser.add_argument("--look", nargs=4, metavar=words, help="arms made so, beside the others and not compared with them")
     parser.add_argument("--updates", type=int, default=1500)
     parser.add_argument("--adapt", type=int, default=500)
     parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--by", choices=UNIT_METHODS, default="fisher", help="how units are scored")
+    parser.add_argument("--rounds", type=int, default=1, help="of scoring and pruning")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--score-rows", type=int, default=64, help="to score units and to repair on")
     parser.add_argument("--batch", type=int, default=64, help="rows per update")
@@ -186,7 +188,7 @@ def main() -> None:
     asked = parser.parse_args()
     runs = Path(asked.runs)
     loaded = open_model(asked.model)
-    rows, rate, optimizer = asked.look or (asked.batch, asked.rate, asked.optimizer)
+    rows, rate, optimizer, rounds = asked.look or (asked.batch, asked.rate, asked.optimizer, asked.rounds)
     text = read_text(
         loaded.model,
         loaded.tokenizer,
@@ -199,11 +201,9 @@ def main() -> None:
     )
     study = Study(text, loaded.tokenizer, runs, asked)
     study.adapted(loaded.model)
-    asked.batch, asked.rate, asked.optimizer = (
-        int(rows),
-        float(rate),
-        optimizer,
-    )  # a look starts from the same model as the arms
+    # a look starts from the same model as the arms
+    asked.batch, asked.rate, asked.optimizer = int(rows), float(rate), optimizer
+    asked.rounds = int(rounds)
     write_json(runs / "measured" / "environment.json", environment(0, 1))
     for seed in asked.seeds:
         for share in asked.shares:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from small_cycles import language
 from pnn import files
 from pnn.errors import UserError
 from pnn.files import sha256
-from pnn.plasticity import load, unit_map
+from pnn.plasticity import load, prune, unit_map
+from pnn.plasticity.budget import fewer_parameters, group_of
 from pnn.plasticity.phases import calibration
 from pnn.plasticity.shrink import ShrinkSettings, shrink
 from pnn.plasticity.unit_scores import score_units
@@ -137,11 +139,34 @@ def test_killed_in_any_phase_it_gives_the_same_bits(model_of, text, tmp_path, mo
         shrink(model_of("gpt2"), text, tmp_path / "work", ShrinkSettings(fewer=0.3), resume=True)
 
 
+def test_units_are_scored_anew_in_every_round(model_of, text, tmp_path):
+    """Half of the budget goes by scores of the whole model, the other half by scores of what is left, on other rows; groups of
+    neurons stay as large as they were."""
+    model, plan = model_of("gpt2"), ShrinkSettings(fewer=0.3, rounds=2, repair=False, learn_steps=0, score_rows=8)
+    shrunk = shrink(model, text, tmp_path / "two", plan)[0]
+    by_hand, whole = model, model.num_parameters()
+    for round_ in (1, 2):
+        scores = score_units(by_hand, calibration(text, plan.as_cycle(), round_), "fisher", plan.units)
+        share = 1 - (1 - 0.15 * round_) * whole / by_hand.num_parameters()
+        by_hand = prune(by_hand, fewer_parameters(by_hand, scores, share, model))
+    once = shrink(model, text, tmp_path / "one", replace(plan, rounds=1))[0]
+    maps = [[unit_map(one, kind) for kind in plan.units] for one in (shrunk, by_hand, once)]
+    assert maps[0] == maps[1] != maps[2]
+    assert all(0.68 * whole < one.num_parameters() <= 0.7 * whole for one in (shrunk, once))
+    size = group_of(len(unit_map(model, "neuron")[0]))
+    assert size > group_of(min(map(len, unit_map(shrunk, "neuron"))))  # what is left of a layer alone would be cut finer
+    assert all(len(row) % size == 0 for row in unit_map(shrunk, "neuron"))
+    with pytest.raises(UserError, match="--rounds 0: expected at least 1"):
+        replace(plan, rounds=0)
+
+
 def test_a_score_of_matrices_chooses_within_them(model_of, text, tmp_path):
     """As many of each kind in each layer as by default, the least by the surgeon's error."""
     model = model_of("gpt2")
     shared, within = (
-        shrink(model, text, tmp_path / by, ShrinkSettings(fewer=0.15, by=by, repair=False, learn_steps=0, score_rows=8))[0]
+        shrink(
+            model, text, tmp_path / by, ShrinkSettings(fewer=0.15, by=by, rounds=1, repair=False, learn_steps=0, score_rows=8)
+        )[0]
         for by in ("fisher", "surgeon")
     )
     batches = calibration(text, ShrinkSettings(fewer=0.15, score_rows=8).as_cycle(), 1)

@@ -32,6 +32,9 @@ def shrink(
             "matrix, and fisher decides how many go there."
         ),
     ] = "fisher",
+    rounds: Annotated[
+        int, typer.Option(help="Prune in so many rounds, each with scores anew. With --speed there is one.", min=1)
+    ] = 4,
     repair: Annotated[bool, typer.Option(help="Adjust the remaining weights to replace what was removed.")] = True,
     teacher: Annotated[str, typer.Option(help="What to learn from the original: logits, states (both) or none.")] = "logits",
     lora: Annotated[
@@ -69,6 +72,7 @@ def shrink(
         faster=speed,
         kinds=tuple(kind.strip().removesuffix("s") for kind in kinds.split(",") if kind.strip()),
         by=by,
+        rounds=rounds,
         repair=repair,
         teacher=teacher,
         lora=lora,

@@ -60,19 +60,25 @@ def group_of(count: int, kind: str = NEURON) -> int:
     return size
 
 
-def portions(model: PreTrainedModel, scores: UnitScores, price: Price, crossing: Price | None = None) -> list[Portion]:
+def portions(
+    model: PreTrainedModel,
+    scores: UnitScores,
+    price: Price,
+    crossing: Price | None = None,
+    whole: PreTrainedModel | None = None,
+) -> list[Portion]:
     """All that may go, with its worth and its price. `crossing`: how much of each unit's price a dimension of the width holds;
-    asked for where the width may go."""
+    asked for where the width may go. `whole`: the model before earlier rounds, which says how large groups are."""
     scores.check(model)
     found = []
     for kind in scores.kinds:
-        rows = unit_map(model, kind)
+        rows, counts = unit_map(model, kind), [len(row) for row in unit_map(whole or model, kind)]
         crosses = None if kind == WIDTH or WIDTH not in scores.of else crossing
         for layer, row in enumerate(rows):
             if row:
                 values = scores.of[kind][layer]
                 order = sorted(range(len(row)), key=lambda at, values=values: (float(values[at]), at))  # type: ignore[misc]
-                for group in _groups(kind, order):
+                for group in _groups(kind, order, counts[layer]):
                     units = tuple(sorted(Unit(kind, layer, row[at]) for at in group))
                     worth = sum(float(values[at]) for at in group)
                     shared = len(units) * crosses(kind, layer) if crosses else 0.0
@@ -80,11 +86,12 @@ def portions(model: PreTrainedModel, scores: UnitScores, price: Price, crossing:
     return found
 
 
-def _groups(kind: str, order: list[int]) -> list[list[int]]:
-    """Positions of a layer or of the width, least useful first, cut into what goes together; the last group stays."""
+def _groups(kind: str, order: list[int], count: int) -> list[list[int]]:
+    """Positions of a layer or of the width, least useful first, cut into what goes together; the last group stays. `count`: of
+    the whole model."""
     if kind == LAYER:
         return [order]
-    size = group_of(len(order), kind) if kind in FEWEST_GROUPS else 1
+    size = group_of(count, kind) if kind in FEWEST_GROUPS else 1
     first = len(order) % size or size
     return [order[:first], *(order[at : at + size] for at in range(first, len(order), size))][:-1]
 
@@ -160,11 +167,14 @@ def share_out(offered: Sequence[Portion], target: float, layers: int) -> tuple[l
 # Parameters -----------------------------------------------------------------------------------------------------------
 
 
-def fewer_parameters(model: PreTrainedModel, scores: UnitScores, share: float) -> list[Unit]:
-    """The units whose absence makes the model smaller by this share of all its parameters, or a little more."""
+def fewer_parameters(
+    model: PreTrainedModel, scores: UnitScores, share: float, whole: PreTrainedModel | None = None
+) -> list[Unit]:
+    """The units whose absence makes the model smaller by this share of all its parameters, or a little more. `whole`: the model
+    before earlier rounds."""
     total = sum(parameter.numel() for parameter in model.parameters())
     price, crossing = partial(parameters_of, model), partial(parameters_by_dimension, model)
-    offered = portions(model, scores, price, crossing)
+    offered = portions(model, scores, price, crossing, whole)
     chosen, saved = share_out(offered, share * total, _layers(model))
     if saved < share * total:
         stays = "some of the width stays" if WIDTH in scores.of else "embeddings stay"

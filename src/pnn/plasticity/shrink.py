@@ -1,6 +1,9 @@
 """From a model to a smaller one: measure, prune units of all kinds within one budget, let what remains take over what went
 (`repair`), learn with the model as the teacher (`teaching`), measure again.
 
+Units go in rounds: what one is worth changes when others go, so after each part of the budget all that is left is scored anew,
+on other rows.
+
 Three phases with a journal, as a cycle has: whatever a kill leaves behind a finished phase is thrown away and done again. The
 same model, text and settings give the same bits on a CPU, but for what goes where a speed was asked for: that is measured, and
 recorded, so that going on after a kill does not measure it again.
@@ -10,8 +13,10 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +49,7 @@ from pnn.training.optim import block_matrices
 
 PHASES = ("initial", "pruning", "learning")
 # In folders older than these settings
-DEFAULTS: Record = {"repair": False, "teacher": "none", "lora": None, "optimizer": "adamw"}
+DEFAULTS: Record = {"repair": False, "teacher": "none", "lora": None, "optimizer": "adamw", "rounds": 1}
 SHARING = "fisher"  # what says how many go of each matrix, unless another score that compares all is asked for
 MAY_GO = (*ALL_KINDS, TOKEN)
 COMPARABLE = tuple(method for method in UNIT_METHODS if method not in OF_MATRICES)
@@ -65,6 +70,7 @@ class ShrinkSettings:
     faster: float | None = None  # times as fast at reading, on this machine; one of the two is given
     kinds: tuple[str, ...] = KINDS
     by: str = SHARING
+    rounds: int = 4  # of scoring and pruning; one where a speed is asked for, since a round's part of it is too small to time
     repair: bool = True  # in closed form, on the rows that units are scored on
     teacher: str = "logits"  # what is learnt of the unpruned model; none learns the text
     lora: int | None = (
@@ -98,6 +104,8 @@ class ShrinkSettings:
             raise UserError("--teacher states needs states of one width: use --teacher logits where width may go")
         if self.faster is not None and not self.units:
             raise UserError("--speed: fewer tokens make reading no faster; name more kinds, such as --kinds tokens,neurons")
+        if self.rounds < 1:
+            raise UserError(f"--rounds {self.rounds}: expected at least 1")
         if self.lora is not None:
             check_rank(self.lora)
         self.as_cycle()  # says what is wrong with the rest
@@ -149,7 +157,7 @@ def shrink(
     """The model given stays as it is. `work` is the folder of what is under way."""
     check(model, settings, tokenizer)
     original = copy.deepcopy(model).float().eval()  # 16-bit weights would swallow small updates
-    total = sum(parameter.numel() for parameter in original.parameters())
+    total = _size(original)
     journal = Journal(Path(work), "shrink")
     name = name or model.config.model_type
     plan = settings.as_cycle()
@@ -179,11 +187,10 @@ def shrink(
                 tell(f"{found['parameters']:,} parameters, perplexity {found['perplexity']:.3f}")
             elif phase == "pruning":
                 try:
-                    gone = _choose(whole.model, whole.text, settings, total)
+                    smaller, gone = _prune(whole, settings, total)
                 except UserError:  # no choice is small or fast enough: there is nothing to go on with
                     remove_folder(journal.folder)
                     raise
-                smaller = prune(whole.model, gone) if gone else whole.model
                 if settings.repair and gone:
                     smaller = repair(smaller, whole.model, calibration(whole.text, plan, 1))
                 now = journal.keep("round-1-pruned", smaller, whole.tokenizer)
@@ -236,34 +243,61 @@ def _without_spare_tokens(given: Trimmed, settings: ShrinkSettings, total: int, 
     return trim(*given[:3]) if settings.fewer is None else trim(*given[:3], settings.fewer * total, RARE)
 
 
-def _choose(model: PreTrainedModel, text: Text, settings: ShrinkSettings, total: int) -> list[Unit]:
-    """What goes. A score that compares no more than what shares a matrix chooses there; how many go of each matrix is the
-    default score's to say. `total`: parameters before tokens went."""
-    left = sum(parameter.numel() for parameter in model.parameters())
-    share = None if settings.fewer is None else 1 - (1 - settings.fewer) * total / left
-    if share is not None and share * left < 1:
-        return []
+def _prune(whole: Trimmed, settings: ShrinkSettings, total: int) -> tuple[PreTrainedModel, list[Unit]]:
+    """What is left, and what went. `total`: parameters before tokens went."""
+    now, gone = whole.model, list[Unit]()
+    if settings.faster is not None:
+        length = whole.text.held_out.shape[1]
+        gone = _choose(now, whole.text, settings, 1, partial(faster, now, times=settings.faster, length=length))
+        return prune(now, gone), gone
+    assert settings.fewer is not None
+    left = _size(now)
+    surplus = left - (1 - settings.fewer) * total
+    if surplus < 1:  # tokens were enough
+        return now, gone
+    _check_enough(whole, settings, total, surplus / left)
+    for round_ in range(1, settings.rounds + 1):
+        share = 1 - (left - surplus * round_ / settings.rounds) / _size(now)
+        if share * _size(now) >= 1:  # or an earlier round took a large unit
+            pick = partial(fewer_parameters, now, share=share, whole=whole.model)
+            chosen = _choose(now, whole.text, settings, round_, pick)
+            now, gone = prune(now, chosen), gone + chosen
+    return now, sorted(gone)
+
+
+def _check_enough(whole: Trimmed, settings: ShrinkSettings, total: int, share: float) -> None:
+    """Before anything is scored. `share`: of what is left without spare tokens."""
+    if TOKEN not in settings.kinds:
+        return most_fewer(whole.model, settings.units, share)
     tokens = (
         f"−{written(100 * (settings.fewer or 0), 1)} % of the parameters cannot go: tokens that the text has rarely or never "
-        f"hold {per_cent(1 - left / total)} of them"
+        f"hold {per_cent(1 - _size(whole.model) / total)} of them"
     )
     if not settings.units:
         raise UserError(f"{tokens}; name more kinds, such as --kinds tokens,neurons")
-    batches = calibration(text, settings.as_cycle(), 1)
+    try:
+        most_fewer(whole.model, settings.units, share)
+    except UserError as error:
+        raise UserError(f"{tokens}; of what is left, {error}") from None
+    return None
+
+
+def _choose(
+    model: PreTrainedModel, text: Text, settings: ShrinkSettings, round_: int, pick: Callable[..., list[Unit]]
+) -> list[Unit]:
+    """What goes next. A score that compares no more than what shares a matrix chooses there; how many go of each matrix is the
+    default score's to say."""
+    batches = calibration(text, settings.as_cycle(), round_)
     within = settings.by in OF_MATRICES
-    scores = score_units(model, batches, SHARING if within else settings.by, settings.units, seed=settings.seed)
-    if share is not None:
-        try:
-            gone = fewer_parameters(model, scores, share)
-        except UserError as error:
-            raise UserError(f"{tokens}; of what is left, {error}" if left < total else str(error)) from None
-    else:
-        assert settings.faster is not None
-        gone = faster(model, scores, settings.faster, text.held_out.shape[1])
+    gone = pick(score_units(model, batches, SHARING if within else settings.by, settings.units, seed=settings.seed))
     if not within:
         return gone
     kinds = [kind for kind in settings.units if kind in (HEAD, NEURON)]
     return as_many(model, gone, score_units(model, batches, settings.by, kinds))
+
+
+def _size(model: PreTrainedModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _counts(model: PreTrainedModel, settings: ShrinkSettings) -> dict[str, int]:
