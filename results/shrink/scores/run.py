@@ -31,9 +31,12 @@ from pnn.training.tracking import environment
 KINDS = ("head", "neuron")
 BUDGETS = (0.1, 0.2, 0.3)
 LENGTH, CALIBRATION_ROWS, HELD_OUT_ROWS, BATCH_ROWS = 128, 32, 24, 8
-# how units are scored, and whether the budget is shared out over all matrices by score per parameter or evenly
+ROUNDS = 4
+# how units are scored, and whether the budget is shared out over all matrices by score per parameter or evenly; in rounds: part
+# by part, shared out likewise, with scores anew, on other rows, after each
 ARMS = (
     ("fisher", "shared"),
+    ("fisher", "rounds"),
     ("gradient", "shared"),
     ("surgeon", "even"),
     ("wanda", "even"),
@@ -45,7 +48,7 @@ ARMS = (
 
 def chosen(model: PreTrainedModel, scores: UnitScores, share: float, sharing: str) -> list[Unit]:
     """The units that go: the least useful, until the model has this share of its parameters less."""
-    wanted = share * sum(parameter.numel() for parameter in model.parameters())
+    wanted = share * parameters(model)
     maps = {kind: unit_map(model, kind) for kind in KINDS}
     rows = [(kind, layer) for kind in KINDS for layer in range(len(maps[kind]))]
     sizes = {at: parameters_of(model, *at) for at in rows}
@@ -71,10 +74,26 @@ def chosen(model: PreTrainedModel, scores: UnitScores, share: float, sharing: st
     return gone
 
 
+def in_rounds(model: PreTrainedModel, text: Text, method: str, share: float, seed: int) -> PreTrainedModel:
+    now, whole = model, parameters(model)
+    for round_ in range(1, ROUNDS + 1):
+        scores = score_units(now, calibration(text, seed, round_), method, KINDS, seed=seed)
+        now = prune(now, chosen(now, scores, 1 - (1 - share * round_ / ROUNDS) * whole / parameters(now), "shared"))
+    return now
+
+
+def calibration(text: Text, seed: int, round_: int = 1) -> list[dict[str, torch.Tensor]]:
+    return list(text.batches(text.sample(CALIBRATION_ROWS, seed, round_), BATCH_ROWS))
+
+
+def parameters(model: PreTrainedModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def measured(model: PreTrainedModel, text: Text, labels: dict[str, Any]) -> dict[str, Any]:
     nats, targets = held_out_nats(model, text)
     return labels | {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": parameters(model),
         "heads": sum(map(len, unit_map(model, "head"))),
         "neurons": sum(map(len, unit_map(model, "neuron"))),
         "nats": [round(float(one), 4) for one in nats],
@@ -104,7 +123,7 @@ def main() -> None:
     if not done:
         keep(measured(model, text, {"arm": "unpruned"}))
     for seed in asked.seeds:
-        batches = list(text.batches(text.sample(CALIBRATION_ROWS, seed, 1), BATCH_ROWS))
+        batches = calibration(text, seed)
         for method, sharing in (arm for arm in ARMS if "-".join(arm) in asked.arms):
             left = [
                 (budget, repaired)
@@ -116,7 +135,10 @@ def main() -> None:
                 continue
             scores = score_units(model, batches, method, KINDS, seed=seed)
             for budget, repaired in left:
-                small = prune(model, chosen(model, scores, budget, sharing))
+                if sharing == "rounds":
+                    small = in_rounds(model, text, method, budget, seed)
+                else:
+                    small = prune(model, chosen(model, scores, budget, sharing))
                 if repaired:
                     small = repair(small, model, batches)
                 labels = {"arm": f"{method}, {sharing}", "budget": budget, "repaired": repaired, "seed": seed}

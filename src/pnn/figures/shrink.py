@@ -6,11 +6,12 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from pnn.figures.marks import AMBER, BLUE, CONTROL, GREEN, ORANGE, PINK, SKY, estimates
-from pnn.figures.style import WIDTH, styled
+from pnn.figures.style import INK, WIDTH, styled
 from pnn.results import Json
 
 COLOURS = {
     "fisher, shared": PINK,
+    "fisher, rounds": INK,
     "gradient, shared": BLUE,
     "gradient, even": SKY,
     "surgeon, even": GREEN,
