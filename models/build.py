@@ -33,7 +33,7 @@ AHEAD = {"bert12": "BERT with 12 layers", "bert4": "BERT with 4"}
 def build(run: str, folder: Path, *, overwrite: bool = False, results: Path = RESULTS) -> None:
     if is_taken(folder) and not overwrite:
         raise UserError(f"{folder} exists already: --overwrite replaces it")
-    of = run_of(Path(find_checkpoint(run)))
+    of = run_of(find_checkpoint(run))
     if of is None or not (of / "evaluation.json").exists():
         raise UserError(f"{run} is not a run that was measured: the card needs its config.yaml and evaluation.json")
     check_commit(of)

@@ -88,8 +88,10 @@ def read_config(run: Path) -> RunConfig:
     return load_config(str(run / "config.yaml"))
 
 
-def run_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint lies in, if any."""
+def run_of(checkpoint: Path | str) -> Path | None:
+    """The run folder that a checkpoint lies in, if any; a name on the hub lies in none."""
+    if isinstance(checkpoint, str):
+        return None
     run = checkpoint.resolve().parent.parent
     return run if (run / "config.yaml").exists() else None
 

@@ -45,7 +45,7 @@ def compare_runs(
     """The best checkpoints of these runs on the validation text of the first that lies in a run folder, or on `other` text;
     on so many of its `sequences`, spread evenly, if not on all."""
     checkpoints = _distinct_checkpoints(names)
-    folders = [runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None for checkpoint in checkpoints]
+    folders = [runs.run_of(checkpoint) for checkpoint in checkpoints]
     configs = [None if folder is None else runs.read_config(folder) for folder in folders]
     folder, config = next(((f, c) for f, c in zip(folders, configs, strict=True) if f is not None), (None, None))
     loaded = [load_any(checkpoint, device=device) for checkpoint in checkpoints]

@@ -69,7 +69,7 @@ def evaluate_run_on_tasks(
     evaluation.json, under `tasks`, beside what is there; with a limit it is only returned, as a trial."""
     _check_installed()
     checkpoint = runs.find_checkpoint(run)
-    folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
+    folder = runs.run_of(checkpoint)
     kept = folder is not None and Path(run).resolve() == folder and limit is None
     held = folder / "evaluation.json" if folder is not None and kept else None
     if held is not None and not held.exists():

@@ -63,7 +63,7 @@ def evaluate_run(
         if stride is not None:
             raise UserError("--stride is for decoders: masked models read whole lines")
     checkpoint, model, tokenizer = loaded.checkpoint, loaded.model, loaded.tokenizer
-    folder = runs.run_of(checkpoint) if isinstance(checkpoint, Path) else None
+    folder = runs.run_of(checkpoint)
     config = runs.read_config(folder) if folder is not None else None
     data = config.data if config is not None else text_of_a_bare_checkpoint(model)
     settings = config.evaluation if config is not None else EvaluationConfig()

@@ -114,7 +114,7 @@ def _held_out(
 ) -> tuple[HeldOut, Path | None]:
     """RUN's held-out text, or `data`; and the run folder, if results belong there."""
     give_back_freed_memory()
-    folder = runs.run_of(loaded.checkpoint) if isinstance(loaded.checkpoint, Path) else None
+    folder = runs.run_of(loaded.checkpoint)
     config = runs.read_config(folder) if folder is not None else None
     settings = config.evaluation if config is not None else EvaluationConfig()
     treatment = config.data if config is not None else text_of_a_bare_checkpoint(loaded.model)
