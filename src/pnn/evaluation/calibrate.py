@@ -16,17 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pnn import runs
-from pnn.config import DataConfig, EvaluationConfig
-from pnn.data import run_tokens
 from pnn.data.batches import evaluation_batches, special_tokens
-from pnn.data.corpora import open_source
-from pnn.data.shards import Progress, TokenSet, prepare_source
-from pnn.errors import UserError
+from pnn.data.shards import Progress, TokenSet
 from pnn.evaluation.choosing import MASKED, TIMED_TOKENS, Batch, check_can_be_calibrated, choose, folder_of, store
-from pnn.evaluation.reading import text_of_a_bare_checkpoint
+from pnn.evaluation.reading import reading_of, text_to_measure
 from pnn.models.base import MaskedLMBase
-from pnn.models.loading import LoadedRun, load_run, read_config
+from pnn.models.loading import load_run, read_config
 
 
 def calibrate(
@@ -66,32 +61,18 @@ def calibrate_run(
     folder = folder_of(run)
     check_can_be_calibrated(read_config(folder), lose)
     loaded = load_run(folder, device=device)
-    home = runs.run_of(folder)
-    config = runs.read_config(home) if home is not None else None
-    treatment = config.data if config is not None else text_of_a_bare_checkpoint(loaded.model)
-    evaluation = config.evaluation if config is not None else EvaluationConfig()
-    tokens, sequences = _text(run, loaded, home, treatment, data, progress)
+    reading = reading_of(loaded)
+    tokens, sequences = text_to_measure(run, loaded, reading, data, "calibrate it on", progress)
     found = calibrate(
         loaded.model,
         tokens,
         sequences,
         lose,
-        mask_probability=treatment.mask_probability,
-        mask_seed=evaluation.mask_seed,
-        batch_tokens=batch_tokens or min(evaluation.batch_tokens, TIMED_TOKENS),
+        mask_probability=reading.data.mask_probability,
+        mask_seed=reading.evaluation.mask_seed,
+        batch_tokens=batch_tokens or min(reading.evaluation.batch_tokens, TIMED_TOKENS),
         precision=loaded.precision,
     )
     store(folder, found["changes"])
     users = "fill, evaluate, finetune and export"
     return {"checkpoint": str(folder), "source": tokens.manifest["name"], "users": users, **found}
-
-
-def _text(
-    run: str | Path, loaded: LoadedRun, home: Path | None, treatment: DataConfig, data: str | None, progress: Progress
-) -> tuple[TokenSet, NDArray[np.int64]]:
-    if data is not None:
-        tokens = prepare_source(open_source(data, treatment, "validation"), loaded.tokenizer, treatment, progress)
-        return tokens, np.arange(len(tokens))
-    if home is None:
-        raise UserError(f"{runs.without_text(run, loaded.checkpoint)}: say what to calibrate it on with --data")
-    return run_tokens.held_out(home, treatment, loaded.tokenizer, progress)

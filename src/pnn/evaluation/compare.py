@@ -23,7 +23,7 @@ from pnn.differences import DRAWS, differences
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint
+from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint, whole_text
 from pnn.memory import out_of_memory_says
 from pnn.models.loading import Loaded, check_masked, load_any, longest_input
 from pnn.models.registry import kind_of
@@ -132,8 +132,7 @@ def _held_out(
     """`other` text, or what `run` holds out: in its own tokens, or in those of a model with another tokenizer or a shorter
     input. The lines are the same for every tokenizer."""
     if other is not None:
-        tokens = prepare_source(open_source(other.source, data, "validation"), one.tokenizer, data, progress)
-        return tokens, np.arange(len(tokens))
+        return whole_text(other.source, data, one.tokenizer, progress)
     assert run is not None
     own = run_tokens.recorded(run).get("validation", {}).get("recipe", {})
     if own.get("tokenizer") == text_fingerprint(one.tokenizer) and own["max_length"] == data.max_length:

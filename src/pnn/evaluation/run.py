@@ -12,19 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from pnn import runs
-from pnn.config import EvaluationConfig, EvaluationSet
+from pnn.config import EvaluationSet
 from pnn.data import run_tokens
-from pnn.data.corpora import open_source
-from pnn.data.shards import Progress, prepare_source
+from pnn.data.shards import Progress
 from pnn.data.tokenizers import check_masks
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
 from pnn.evaluation.masked import evaluate_masked
-from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint
+from pnn.evaluation.reading import reading_of, smaller_batches, whole_text
 from pnn.evaluation.refining import example
 from pnn.files import write_json, write_text
 from pnn.memory import out_of_memory_says
@@ -63,10 +61,7 @@ def evaluate_run(
         if stride is not None:
             raise UserError("--stride is for decoders: masked models read whole lines")
     checkpoint, model, tokenizer = loaded.checkpoint, loaded.model, loaded.tokenizer
-    folder = runs.run_of(checkpoint)
-    config = runs.read_config(folder) if folder is not None else None
-    data = config.data if config is not None else text_of_a_bare_checkpoint(model)
-    settings = config.evaluation if config is not None else EvaluationConfig()
+    folder, data, settings = reading_of(loaded)
     batch = batch_tokens or settings.batch_tokens
 
     def measure(tokens: Any, sequences: Any) -> MaskedText | CausalText:
@@ -108,12 +103,11 @@ def evaluate_run(
         result |= measure(*held_out)
     totals: dict[str, SequenceTotals] = {"validation": result.pop("by_sequence")} if folder is not None else {}
     wanted = settings.sets | (sets or {})
-    if not wanted and config is None:
+    if not wanted and folder is None:
         raise UserError(f"{runs.without_text(run, checkpoint)}: say what to evaluate on with --data")
     for name, chosen in wanted.items():
         treatment = replace(data, undo_wikitext_marks=chosen.undo_wikitext_marks)
-        tokens = prepare_source(open_source(chosen.source, treatment, "validation"), tokenizer, treatment, progress)
-        one = measure(tokens, np.arange(len(tokens)))
+        one = measure(*whole_text(chosen.source, treatment, tokenizer, progress))
         totals[name] = one.pop("by_sequence")
         result.setdefault("sets", {})[name] = one
     if folder is not None and Path(run).resolve() == folder:

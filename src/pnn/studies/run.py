@@ -13,20 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from pnn import runs
 from pnn.analysis.subject import Decoder, Subject
 from pnn.analysis.trace import Text
-from pnn.config import DataConfig, EvaluationConfig
-from pnn.data import run_tokens
 from pnn.data.batches import special_tokens
-from pnn.data.corpora import open_source
-from pnn.data.shards import Progress, TokenSet, prepare_source
+from pnn.data.shards import Progress
 from pnn.errors import UserError
-from pnn.evaluation.reading import text_of_a_bare_checkpoint
+from pnn.evaluation.reading import reading_of, text_to_measure
 from pnn.files import write_json
 from pnn.memory import give_back_freed_memory
 from pnn.models.loading import Loaded, load_decoder, load_run
@@ -36,17 +30,6 @@ from pnn.studies.registry import analysis, chosen_experiments, experiment_names,
 SEQUENCES = 2188  # at most, unless asked otherwise: all of WikiText-103 valid
 ROWS = 200  # of a decoder's text, much longer each
 BATCH_TOKENS = 8192  # at most, unless asked otherwise: a trace keeps all that happens to a batch, 20 times its states
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """The text that a run is analysed on: which sequences of which tokens, and in what batches."""
-
-    tokens: TokenSet
-    sequences: NDArray[np.int64]
-    batch_tokens: int
-    data: DataConfig
-    mask_seed: int
 
 
 @dataclass(frozen=True)
@@ -76,61 +59,33 @@ def open_run(
     loaded: Loaded[Any] = load_decoder(run, device=device) if causal else load_run(run, device=device)
     if name is not None:
         check(name, loaded.model)
-    most = sequences or (ROWS if causal else SEQUENCES)
-    held_out, folder = _held_out(run, loaded, data, most, batch_tokens, progress)
+    give_back_freed_memory()
+    reading = reading_of(loaded)
+    tokens, chosen = text_to_measure(run, loaded, reading, data, "analyse it on", progress)
+    chosen = chosen[: sequences or (ROWS if causal else SEQUENCES)]
+    if len(chosen) < 2:
+        raise UserError("too little text to analyse: intervals need two sequences or more")
+    batch = batch_tokens or min(reading.evaluation.batch_tokens, BATCH_TOKENS)
+    folder = out or (reading.folder if reading.folder == Path(run).resolve() else None)
     about = {
         "checkpoint": Path(loaded.checkpoint).name,
         "model_type": loaded.model.config.model_type,
         **({"num_steps": steps} if (steps := getattr(loaded.model.config, "num_steps", None)) is not None else {}),
-        "source": held_out.tokens.manifest["name"],
-        "sequences": len(held_out.sequences),
+        "source": tokens.manifest["name"],
+        "sequences": len(chosen),
     }
     if causal:
-        return Opened(_decoder(loaded, held_out), about, out or folder, _on(data, out))
-    text = Text(
-        held_out.tokens,
-        held_out.sequences,
-        special_tokens(loaded.tokenizer),
-        held_out.data.mask_probability,
-        held_out.mask_seed,
-        held_out.batch_tokens,
-    )
-    masks = {"mask_probability": text.mask_probability, "mask_seed": text.mask_seed}
-    return Opened(Subject(loaded.model, text, loaded.tokenizer), about | masks, out or folder, _on(data, out))
+        rows = torch.from_numpy(tokens.take(chosen)).view(len(chosen), -1)
+        decoder = Decoder(loaded.model, rows, loaded.tokenizer, max(1, batch // rows.shape[1]))
+        return Opened(decoder, about, folder, _on(data, out))
+    masks: dict[str, Any] = {"mask_probability": reading.data.mask_probability, "mask_seed": reading.evaluation.mask_seed}
+    text = Text(tokens, chosen, special_tokens(loaded.tokenizer), **masks, batch_tokens=batch)
+    return Opened(Subject(loaded.model, text, loaded.tokenizer), about | masks, folder, _on(data, out))
 
 
 def _on(data: str | None, out: Path | None) -> str:
     """In a run's own folder, results of other text must not take the place of its own."""
     return "" if data is None or out is not None else "_on_" + re.sub(r"[^\w.-]+", "_", data).strip("_.")[-80:]
-
-
-def _decoder(loaded: Loaded[Any], held_out: HeldOut) -> Decoder:
-    rows = torch.from_numpy(held_out.tokens.take(held_out.sequences)).view(len(held_out.sequences), -1)
-    return Decoder(loaded.model, rows, loaded.tokenizer, max(1, held_out.batch_tokens // rows.shape[1]))
-
-
-def _held_out(
-    run: str | Path, loaded: Loaded[Any], data: str | None, sequences: int, batch_tokens: int | None, progress: Progress
-) -> tuple[HeldOut, Path | None]:
-    """RUN's held-out text, or `data`; and the run folder, if results belong there."""
-    give_back_freed_memory()
-    folder = runs.run_of(loaded.checkpoint)
-    config = runs.read_config(folder) if folder is not None else None
-    settings = config.evaluation if config is not None else EvaluationConfig()
-    treatment = config.data if config is not None else text_of_a_bare_checkpoint(loaded.model)
-    if data is not None:
-        tokens = prepare_source(open_source(data, treatment, "validation"), loaded.tokenizer, treatment, progress)
-        chosen = np.arange(len(tokens))
-    elif folder is not None:
-        tokens, chosen = run_tokens.held_out(folder, treatment, loaded.tokenizer, progress)
-    else:
-        raise UserError(f"{runs.without_text(run, loaded.checkpoint)}: say what to analyse it on with --data")
-    if len(chosen[:sequences]) < 2:
-        raise UserError("too little text to analyse: intervals need two sequences or more")
-    keeps = folder is not None and Path(run).resolve() == folder
-    batch = batch_tokens or min(settings.batch_tokens, BATCH_TOKENS)
-    held_out = HeldOut(tokens, chosen[:sequences], batch, treatment, settings.mask_seed)
-    return held_out, folder if keeps else None
 
 
 @torch.no_grad()
