@@ -27,10 +27,10 @@ from pnn.evaluation.refining import example
 from pnn.files import write_json, write_text
 from pnn.memory import out_of_memory_says
 from pnn.models.base import parts_of
-from pnn.models.loading import check_num_steps, load_any
+from pnn.models.loading import Loaded, check_num_steps, load_any
 from pnn.models.registry import kind_of
 from pnn.progress import say
-from pnn.results import CausalText, Evaluation, MaskedText, SequenceTotals, Tasks, fits
+from pnn.results import Evaluation, SequenceTotals, Tasks, fits
 
 
 def evaluate_run(
@@ -46,50 +46,20 @@ def evaluate_run(
     """Evaluate RUN's best checkpoint. A run folder is evaluated on its validation text and its config's sets and keeps the
     result; `sets` adds to them. A bare checkpoint needs `sets`."""
     loaded = load_any(run, device=device)
-    kind = kind_of(loaded.model)
-    if kind.causal:
-        if stride is not None and stride < 1:
-            raise UserError(f"--stride {stride}: expected at least 1 token per window")
-        if num_steps is not None and not kind.has_steps:
-            raise UserError(f"--num-steps: a {type(loaded.model).__name__} has no refinement steps")
-        check_num_steps(loaded.model, num_steps)
-    elif not kind.ours:
-        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is neither one of our models nor a decoder")
-    else:
-        check_masks(loaded.tokenizer, str(loaded.checkpoint))
-        check_num_steps(loaded.model, num_steps)
-        if stride is not None:
-            raise UserError("--stride is for decoders: masked models read whole lines")
-    checkpoint, model, tokenizer = loaded.checkpoint, loaded.model, loaded.tokenizer
+    check_asked(loaded, num_steps, stride)
+    checkpoint, model, tokenizer, kind = loaded.checkpoint, loaded.model, loaded.tokenizer, kind_of(loaded.model)
     folder, data, settings = reading_of(loaded)
     batch = batch_tokens or settings.batch_tokens
+    how: dict[str, Any] = {"batch_tokens": batch, "precision": loaded.precision, "num_steps": num_steps, "progress": progress}
+    if kind.causal:
+        how |= {"stride": stride or settings.stride, "by_step": kind.has_steps}
+    else:
+        how |= {"mask_seed": settings.mask_seed, "mask_draws": settings.mask_draws, "mask_probability": data.mask_probability}
 
-    def measure(tokens: Any, sequences: Any) -> MaskedText | CausalText:
+    def measure(tokens: Any, sequences: Any) -> dict[str, Any]:
+        evaluate: Any = evaluate_causal if kind.causal else evaluate_masked
         with out_of_memory_says(lambda: smaller_batches("evaluate", run, batch)):
-            if kind.causal:
-                return evaluate_causal(
-                    model,
-                    tokens,
-                    sequences,
-                    stride=stride or settings.stride,
-                    batch_tokens=batch,
-                    precision=loaded.precision,
-                    num_steps=num_steps,
-                    by_step=kind.has_steps,
-                    progress=progress,
-                )
-            return evaluate_masked(
-                model,
-                tokens,
-                sequences,
-                mask_probability=data.mask_probability,
-                mask_seed=settings.mask_seed,
-                mask_draws=settings.mask_draws,
-                batch_tokens=batch,
-                precision=loaded.precision,
-                num_steps=num_steps,
-                progress=progress,
-            )
+            return evaluate(model, tokens, sequences, **how)
 
     result: dict[str, Any] = {
         "checkpoint": Path(checkpoint).name,
@@ -98,10 +68,11 @@ def evaluate_run(
         **({"anatomy": parts_of(model)} if kind.ours else {}),
         "precision": "bf16" if loaded.precision == torch.bfloat16 else "fp32",
     }
+    totals: dict[str, SequenceTotals] = {}
     held_out = None if folder is None else run_tokens.held_out(folder, data, tokenizer, progress)
     if held_out is not None:
         result |= measure(*held_out)
-    totals: dict[str, SequenceTotals] = {"validation": result.pop("by_sequence")} if folder is not None else {}
+        totals["validation"] = result.pop("by_sequence")
     wanted = settings.sets | (sets or {})
     if not wanted and folder is None:
         raise UserError(f"{runs.without_text(run, checkpoint)}: say what to evaluate on with --data")
@@ -128,6 +99,24 @@ def evaluate_run(
                 write_json(folder / runs.REFINING, shown)
         _keep(folder, result, totals, "".join(f"_{key}_{value}" for key, value in another_way.items() if value is not None))
     return cast(Evaluation, result)
+
+
+def check_asked(loaded: Loaded[Any], num_steps: int | None, stride: int | None) -> None:
+    """Whether the model can be measured so."""
+    kind = kind_of(loaded.model)
+    if kind.causal:
+        if stride is not None and stride < 1:
+            raise UserError(f"--stride {stride}: expected at least 1 token per window")
+        if num_steps is not None and not kind.has_steps:
+            raise UserError(f"--num-steps: a {type(loaded.model).__name__} has no refinement steps")
+        check_num_steps(loaded.model, num_steps)
+    elif not kind.ours:
+        raise UserError(f"{loaded.checkpoint}: a {type(loaded.model).__name__} is neither one of our models nor a decoder")
+    else:
+        check_masks(loaded.tokenizer, str(loaded.checkpoint))
+        check_num_steps(loaded.model, num_steps)
+        if stride is not None:
+            raise UserError("--stride is for decoders: masked models read whole lines")
 
 
 def _tasks_in(held: Path) -> Tasks | None:
