@@ -29,10 +29,8 @@ def scores_and_repair(found: Json) -> Figure:
     for axes, kind, title in ((left, "pruned", "right after pruning"), (right, "repaired", "repaired in closed form")):
         for arm, rows in found["arms"].items():
             x = [100 * row["fewer_parameters"] for row in rows]
-            y = [row[kind]["value"] for row in rows]
-            ends = [row[kind]["interval"] for row in rows]
-            whiskers = [[v - e[0] for v, e in zip(y, ends, strict=True)], [e[1] - v for v, e in zip(y, ends, strict=True)]]
-            axes.errorbar(x, y, yerr=whiskers, color=COLOURS[arm], marker="o", markersize=4, linewidth=1.5, label=arm)
+            y, reach = estimates([row[kind] for row in rows])
+            axes.errorbar(x, y, reach, color=COLOURS[arm], marker="o", markersize=4, linewidth=1.5, label=arm)
         axes.set_title(title)
         axes.set_xlabel("per cent fewer parameters")
         axes.set_ylim(bottom=0)
@@ -87,10 +85,8 @@ def beside_peers(found: Json, called: dict[str, str]) -> Figure:
     for place, (arm, row) in enumerate(arms.items()):
         stages = [stage for stage in WHEN if stage in row["above_unpruned"]]
         x = [list(WHEN).index(stage) + 0.12 * (place - (len(arms) - 1) / 2) for stage in stages]
-        y = [row["above_unpruned"][stage]["value"] for stage in stages]
-        ends = [row["above_unpruned"][stage]["interval"] for stage in stages]
-        whiskers = [[v - e[0] for v, e in zip(y, ends, strict=True)], [e[1] - v for v, e in zip(y, ends, strict=True)]]
-        axes.errorbar(x, y, yerr=whiskers, color=BY_ARM[arm], marker="o", markersize=5, linestyle="none", label=called[arm])
+        y, reach = estimates([row["above_unpruned"][stage] for stage in stages])
+        axes.errorbar(x, y, reach, color=BY_ARM[arm], marker="o", markersize=5, linestyle="none", label=called[arm])
     axes.set_xticks(range(len(WHEN)), list(WHEN.values()))
     axes.set_xlim(-0.5, len(WHEN) - 0.5)
     axes.set_ylim(bottom=0)
