@@ -61,12 +61,6 @@ def copy_in(runs: Path) -> None:
             (HERE / "figures" / f"rewrites-{run.name}.png").write_bytes(picture.read_bytes())
 
 
-def interval(values: list[float]) -> dict[str, Any]:
-    """Mean over seeds and its 95 % interval by Student's t."""
-    mean, low, high = student(values)
-    return {"value": mean, "interval": [None, None] if len(values) < 2 else [low, high]}
-
-
 def losses() -> dict[str, dict[int, float]]:
     """Held-out loss at the end of training, not at its best moment, by variant and seed."""
     found: dict[str, dict[int, float]] = {}
@@ -123,7 +117,7 @@ def curves(speed: dict[str, dict[str, float]]) -> dict[str, list[Curve]]:
 def table(found: dict[str, dict[int, float]], speed: dict[str, dict[str, float]]) -> str:
     lines = ["| variant | parameters | held-out loss, mean over seeds | 95 % | by seed | tokens/s |", "|---" * 6 + "|"]
     for variant, by_seed in found.items():
-        mean = interval(list(by_seed.values()))
+        mean = student([*by_seed.values()]).as_json()
         low, high = mean["interval"]
         folder = next(iter(sorted(MEASURED.glob(f"{variant}-[0-9]*"))))
         seeds = ", ".join(f"{by_seed[seed]:.4f}" for seed in sorted(by_seed))
@@ -180,7 +174,8 @@ def main() -> None:
             "seeds": sorted({seed for by_seed in found.values() for seed in by_seed}),
             "metrics": {
                 "loss": {
-                    variant: interval(list(by_seed.values())) | {"by_seed": by_seed} for variant, by_seed in found.items()
+                    variant: {**student([*by_seed.values()]).as_json(), "by_seed": by_seed}
+                    for variant, by_seed in found.items()
                 },
                 "differences": answered,
             },
