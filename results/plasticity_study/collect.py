@@ -121,8 +121,10 @@ def tables(result: dict[str, Any]) -> str:
         lines.extend(["", title, "", f"| {first} | " + " | ".join(models) + " |", "|---" * (1 + len(models)) + "|"])
         lines.extend(f"| {label} | " + " | ".join(cells) + " |" for label, cells in rows)
 
-    def cells(table: str, index: int, key: str) -> list[str]:
-        return [between(result["tables"][model][table][index][key]) for model in models]
+    def rises(table: str, label: Callable[[dict[str, Any]], str]) -> list[tuple[str, list[str]]]:
+        """How far each row of a table ends above the control."""
+        rows = zip(*(result["tables"][model][table] for model in models), strict=True)
+        return [(label(of_models[0]), [between(row["rise_over_control"]) for row in of_models]) for of_models in rows]
 
     first = result["tables"][models[0]]
     sizes = [(result["models"][m], result["tables"][m]["control"]) for m in models]
@@ -139,24 +141,14 @@ def tables(result: dict[str, Any]) -> str:
     add(
         "**Pruning alone**: perplexity above the control's after learning, per cent (95 % over seeds, paired).",
         "pruned by, share",
-        [
-            (f"{row['prune_by']}, {100 * row['prune']:g} %", cells("pruning", at, "rise_over_control"))
-            for at, row in enumerate(first["pruning"])
-        ],
+        rises("pruning", lambda row: f"{row['prune_by']}, {100 * row['prune']:g} %"),
     )
     add(
         "**Growth**, prune 30 %, grow 10 %: the same.",
         "grown by",
-        [(row["grow_by"], cells("growth", at, "rise_over_control")) for at, row in enumerate(first["growth"])],
+        rises("growth", lambda row: row["grow_by"]),
     )
-    add(
-        "**New heads' learning rate**: the same.",
-        "times",
-        [
-            (f"{row['multiplier']:g}", cells("multipliers", at, "rise_over_control"))
-            for at, row in enumerate(first["multipliers"])
-        ],
-    )
+    add("**New heads' learning rate**: the same.", "times", rises("multipliers", lambda row: f"{row['multiplier']:g}"))
     add(
         "**Ratios**, by gradient: perplexity above the control's; heads and parameters of the whole model that are gone.",
         "pruned, grown",
