@@ -199,34 +199,33 @@ class PNNModel(HaltingEncoder):
         return self.refiners
 
     def begin(self, h: Tensor, origin: Tensor, number: int) -> Tensor:
-        """Where a step of this refiner begins: at the state, or with `recall` part of the way back."""
+        """u, where a step of this refiner begins: at the state, or with `recall` part of the way back."""
         if self.recalls is not None:
-            begun: Tensor = self.recalls[number](h, origin)
-            return begun
+            return self.recalls[number](h, origin)
         return (h + origin) / 2 if self.config.recall else h
 
     def refine(
         self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
     ) -> EncoderOutput:
-        """hᵗ = hᵗ⁻¹ + Δᵗ. More steps than were trained go round the schedule again, or round the part of it that repeats."""
+        """hᵗ = u + Δᵗ,   Δᵗ = refiner(u),   u = hᵗ⁻¹ without `recall`. More steps than were trained go round the schedule
+        again, or round the part of it that repeats."""
         if num_steps is None and self.training:
             num_steps = self.config.draw_steps()  # whoever trains and says no number: transformers' Trainer
-        origin, states, deltas, gates = h, [h], [], []
-        order = self.config.order(num_steps)
-        refiners = [self.refiners[number] for number in order]
+        numbers = self.config.order(num_steps)
         if rule is not None:
-            return self.refine_by(rule, refiners, h, layout, last_at)
-        for step, refiner in enumerate(refiners):
-            here = layout.at_step(step)
-            h = self.begin(h, origin, order[step])
+            return self.refine_by(rule, [self.refiners[number] for number in numbers], h, layout, last_at)
+        origin, states, deltas, gates = h, [h], [], []
+        for step, number in enumerate(numbers):
+            refiner, here = self.refiners[number], layout.at_step(step)
+            u = self.begin(h, origin, number)
             if details:
-                refinement = refiner.refine(h, here)
-                h = h + refinement.delta
-                deltas.append(refinement.delta)
-                if refinement.gate is not None:
-                    gates.append(refinement.gate)
-            else:
-                h = self.through(refiner, h, here, last_at if step == len(refiners) - 1 else None)
+                delta, _, gate = refiner.refine(u, here)
+                h = u + delta
+                deltas.append(delta)
+                if gate is not None:
+                    gates.append(gate)
+            else:  # the same sum, in as few passes as the refiner knows
+                h = self.through(refiner, u, here, last_at if step == len(numbers) - 1 else None)
             states.append(h)
         return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=tuple(deltas), gates=tuple(gates))
 
