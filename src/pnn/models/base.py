@@ -83,6 +83,16 @@ def token_size(config: Any) -> int:
     return int(config.hidden_size) if size is None else size
 
 
+def vocabulary_head(config: Any) -> VocabularyHead:
+    return VocabularyHead(
+        config.hidden_size,
+        config.vocab_size,
+        transform=config.head_transform,
+        eps=config.layer_norm_eps,
+        token_size=token_size(config),
+    )
+
+
 def check_heads(config: Any, rotary: bool) -> None:
     width, rest = divmod(config.hidden_size, config.num_attention_heads)
     if rest:
@@ -260,13 +270,7 @@ class MaskedLMBase(PnnPreTrainedModel):
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
         self.encoder = type(self).encoder_class(config)
-        self.head = VocabularyHead(
-            config.hidden_size,
-            config.vocab_size,
-            transform=config.head_transform,
-            eps=config.layer_norm_eps,
-            token_size=token_size(config),
-        )
+        self.head = vocabulary_head(config)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module:

@@ -166,10 +166,7 @@ class MultipleChoiceBase(EncoderWithHead):
 class TokenClassificationBase(EncoderWithHead):
     """A label for every token; −100 where nothing is to be learnt."""
 
-    @property
-    def read_out(self) -> Read | None:
-        one_of_many = self.num_labels > 1 and self.config.problem_type in (None, "single_label_classification")
-        return self.classifier if one_of_many else None
+    read_out = SequenceClassificationBase.read_out
 
     @can_return_tuple
     def forward(

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.utils import can_return_tuple
 
-from pnn.models.base import ROTARY_BASE, PnnPreTrainedModel, token_size
+from pnn.models.base import ROTARY_BASE, PnnPreTrainedModel, vocabulary_head
 from pnn.models.decoder_cache import DecoderCache
 from pnn.models.decoders import (
     KEYS_TO_IGNORE,
@@ -27,7 +27,6 @@ from pnn.models.decoders import (
 )
 from pnn.models.pnn import PNNConfig, PNNForMaskedLM, PNNModel
 from pnn.nn.causal import Past
-from pnn.nn.head import VocabularyHead
 from pnn.nn.packing import Layout
 from pnn.objectives import next_tokens, step_weighted_loss
 
@@ -130,24 +129,14 @@ class PNNForCausalLM(PNNCausalPreTrainedModel, CausalLMBase):
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"head.decoder.weight": "model.embeddings.token.weight"}
     supervised = PNNForMaskedLM.supervised
+    get_output_embeddings = PNNForMaskedLM.get_output_embeddings
+    set_output_embeddings = PNNForMaskedLM.set_output_embeddings
 
     def __init__(self, config: PNNCausalConfig):
         super().__init__(config)
         self.model = PNNCausalModel(config)
-        self.head = VocabularyHead(
-            config.hidden_size,
-            config.vocab_size,
-            transform=config.head_transform,
-            eps=config.layer_norm_eps,
-            token_size=token_size(config),
-        )
+        self.head = vocabulary_head(config)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.head.decoder
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        self.head.decoder = value  # type: ignore[assignment]
 
     def next_logits(self, ids: Tensor, positions: Tensor, past: Past, real: Tensor) -> Tensor:
         h, layout = self.model.embedded(self.model.embeddings.token(ids), positions, past)
