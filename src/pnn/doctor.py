@@ -37,14 +37,13 @@ class Finding:
     broken: bool = False  # nothing works before this is mended
 
 
-def examine(folder: Path | None = None) -> Iterator[Finding]:
-    """`folder`: where runs and prepared text will lie; the current one if not given."""
+def examine() -> Iterator[Finding]:
     yield from versions()
     yield from owners()
     yield from devices()
     yield from speed()
     yield from extras()
-    yield from disk(folder or Path.cwd())
+    yield from disk(Path.cwd())  # where runs and prepared text will lie
 
 
 def versions() -> Iterator[Finding]:

@@ -34,7 +34,6 @@ TINY = {"vocab_size": 60, "hidden_size": 8, "num_attention_heads": 2, "num_hidde
 def test_units_of_a_tiny_decoder(changes, units):
     config = pnn.DDLConfig(**TINY | changes)
     assert rewriting_bytes(config) == units * 8 * 2
-    assert rewriting_bytes(config, bytes_per_number=4) == units * 8 * 4
 
 
 def test_the_small_size_on_an_h200():

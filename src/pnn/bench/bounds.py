@@ -37,8 +37,8 @@ ADDITIVE = 8  # units of a sublayer, forward and backward
 ADDITIVE_FIRST = 6  # where only the norm is between the embedding and the first branch
 
 
-def rewriting_bytes(config: DDLConfig, bytes_per_number: int = 2) -> int:
-    """That rewriting moves beyond an additive decoder, for every token of training."""
+def rewriting_bytes(config: DDLConfig) -> int:
+    """That rewriting moves beyond an additive decoder, for every token of training in 16 bit."""
     from pnn.kernels.rewriting import STATES_KEPT_EVERY  # needs Triton
 
     assert config.residual != "additive"
@@ -52,7 +52,7 @@ def rewriting_bytes(config: DDLConfig, bytes_per_number: int = 2) -> int:
         units += channels + between * (channels + 1) if between else 0
     if channels > 1:  # e → X, ∂X → ∂e; a convolution's gradient reads e as well
         units += 2 * (channels + 1) + config.expand_input
-    return units * config.hidden_size * bytes_per_number
+    return units * config.hidden_size * 2  # bytes a number
 
 
 def _pass(channels: int, over_tokens: bool) -> int:

@@ -32,6 +32,7 @@ from pnn.files import new_folder, sha256, write_json
 
 LINES_PER_CHUNK = 8192
 DOCUMENTS_PER_CHUNK = 512
+CHUNKS_AHEAD = 8  # that wait for the tokenizer, at most
 TOKENS_PER_SHARD = 1 << 26
 TAKE_ALL = "--set data.filter=none takes every line with text"  # where a config says how text is read
 LONGER_LINES = "give text with longer lines"  # where the model says it
@@ -383,9 +384,9 @@ def _rows(
     tally.tokens_cut = len(left)
 
 
-def _read_ahead(lines: Iterator[str], size: int, depth: int = 8) -> Iterator[list[str]]:
+def _read_ahead(lines: Iterator[str], size: int) -> Iterator[list[str]]:
     """Chunks of lines, read (and decompressed) on a thread while the tokenizer works."""
-    chunks: queue.Queue[list[str] | BaseException | None] = queue.Queue(maxsize=depth)
+    chunks: queue.Queue[list[str] | BaseException | None] = queue.Queue(maxsize=CHUNKS_AHEAD)
     stopped = threading.Event()
 
     def put(item: list[str] | BaseException | None) -> None:

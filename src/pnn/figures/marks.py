@@ -30,6 +30,7 @@ PART = {"attention": BLUE, "gate": ORANGE, "ffn": GREEN, "delta": PINK}
 TOKEN = {"ordinary": BLUE, "masked": ORANGE, "special": GREEN}
 MARKERS = ("o", "s", "^", "D", "v", "P")
 PART_MARKER = dict(zip(PART, MARKERS, strict=False))
+ROOM_FOR_A_NUMBER = 0.06  # of a bar that shows shares of a whole
 
 
 def floats(values: Iterable[float | None]) -> Array:
@@ -68,13 +69,13 @@ def bars(
     axes.errorbar(at, values, reach, color=INK, ls="none", elinewidth=0.9, capsize=2)
 
 
-def stacked_rows(axes: Axes, rows: Mapping[str, Sequence[float]], colours: Sequence[str], least: float = 0.06) -> None:
+def stacked_rows(axes: Axes, rows: Mapping[str, Sequence[float]], colours: Sequence[str]) -> None:
     """Shares of a whole as horizontal bars, the first row on top. A share that leaves room has its number written in it."""
     for place, shares in enumerate(rows.values()):
         left = 0.0
         for share, colour in zip(shares, colours, strict=True):
             axes.barh(place, share, 0.7, left, color=colour, edgecolor="white", linewidth=0.6)
-            if share >= least:
+            if share >= ROOM_FOR_A_NUMBER:
                 text = written(100 * share, 0)
                 axes.text(left + share / 2, place, text, ha="center", va="center", fontsize=SMALL, color=ink_on(colour))
             left += share
@@ -131,9 +132,9 @@ def titled(axes: Axes, title: str, keys: Sequence[Any] = (), columns: int = 4) -
     legend.set_in_layout(False)  # a panel is not to shrink for its keys
 
 
-def shades(count: int, light: str = "#a6cbe3", dark: str = "#08306b") -> list[str]:
+def shades(count: int) -> list[str]:
     """From light to dark, one per step."""
-    start, end = np.array(to_rgb(light)), np.array(to_rgb(dark))
+    start, end = np.array(to_rgb("#a6cbe3")), np.array(to_rgb("#08306b"))
     return [to_hex(start + (end - start) * (i / max(count - 1, 1))) for i in range(count)]
 
 

@@ -23,6 +23,7 @@ from pnn.stats import Estimate, middle, of_a_share
 Numbers = NDArray[np.float64]
 Groups = NDArray[np.int64]
 Metrics = dict[str, float]
+DRAWS = 500  # of dev examples, for an interval
 
 
 def accuracy(labels: Numbers, predictions: Numbers) -> float:
@@ -107,11 +108,11 @@ def score(metrics: Metrics) -> float:
     return float(np.mean(list(metrics.values())))
 
 
-def interval(task: Task, runs: list[dict[str, dict[str, Any]]], draws: int = 500) -> list[float]:
+def interval(task: Task, runs: list[dict[str, dict[str, Any]]]) -> list[float]:
     """The middle 95 % of the score when dev examples are drawn again, with replacement; the mean over runs (seeds) on the same
     draws. MultiRC's unit is the passage: its questions share a text."""
     drawn = []
-    for draw in range(draws):
+    for draw in range(DRAWS):
         generator = np.random.default_rng([0, draw])
         chosen: dict[str, Any] = {}
         for name, one in runs[0].items():

@@ -124,15 +124,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("scale", 1.0)
 
 
-def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, rate: float, clip: float = 1.0) -> None:
-    """One step down this loss, gradients clipped. The trainer's own knows of micro-batches, processes and fp16 as well."""
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, rate: float) -> None:
+    """One step down this loss, gradients clipped at 1. The trainer's own knows of micro-batches, processes and fp16 as well."""
     loss.backward()
-    step_down(model, optimizer, rate, clip)
+    step_down(model, optimizer, rate)
     optimizer.zero_grad()
 
 
-def step_down(model: nn.Module, optimizer: torch.optim.Optimizer, rate: float, clip: float = 1.0) -> None:
+def step_down(model: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> None:
     """The step alone: the gradients are there, and stay."""
     set_learning_rate(optimizer, rate)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
