@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from small_cycles import language
+from small_cycles import language, stopped_at_update
 
 from pnn.errors import UserError
 from pnn.plasticity import Unit, prune
-from pnn.plasticity.journal import Journal
 from pnn.plasticity.learning import learn
 from pnn.plasticity.lora import low_rank
 from pnn.plasticity.shrink import ShrinkSettings, shrink
@@ -76,20 +75,11 @@ def test_the_command_leaves_a_folder_like_any_other(pnn_command, model_of, token
         assert sizes[2] < 1e-3 * sizes[1]
 
 
-def test_stopped_while_adapters_learn_it_gives_the_same_bits(model_of, text, tmp_path, monkeypatch):
+def test_stopped_while_adapters_learn_it_gives_the_same_bits(model_of, text, tmp_path):
     plan = ShrinkSettings(**SETTINGS, lora=2)
     straight, _, *_ = shrink(model_of("gpt2"), text, tmp_path / "straight", plan)
-    record = Journal.record
-
-    def stop(self, phase, **values):
-        if phase == "training" and values["step"] == 2:
-            raise InterruptedError
-        record(self, phase, **values)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record", stop)
-        with pytest.raises(InterruptedError):
-            shrink(model_of("gpt2"), text, tmp_path / "work", plan)
+    with stopped_at_update(2):
+        shrink(model_of("gpt2"), text, tmp_path / "work", plan)
     with pytest.raises(UserError, match="lora was 2"):
         shrink(model_of("gpt2"), text, tmp_path / "work", ShrinkSettings(**SETTINGS), resume=True)
     torch.manual_seed(99)  # where adapters begin follows from the plan's seed alone

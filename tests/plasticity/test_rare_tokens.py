@@ -12,11 +12,10 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_cycles import LENGTH, language, records_of, same_weights
+from small_cycles import LENGTH, language, records_of, same_weights, stopped_at_update
 from small_vocabularies import FORMS, model_for, tokenizer_of
 
 from pnn.plasticity import vocabulary
-from pnn.plasticity.journal import Journal
 from pnn.plasticity.measure import held_out_loss, held_out_nats
 from pnn.plasticity.phases import learn_round
 from pnn.plasticity.scores import prepared
@@ -244,17 +243,8 @@ def test_whoever_goes_on_after_a_kill_learns_from_the_same_pieces(reader, read, 
     assert straight.summary["learnt_from"] == "logits"
     assert straight.summary["learnt_in"] == "fp32"  # states are narrow
     assert straight.text.pieces is not None
-    record = Journal.record
-
-    def stop(self, phase, **values):
-        if phase == "training" and values["step"] == 2:
-            raise InterruptedError
-        record(self, phase, **values)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record", stop)
-        with pytest.raises(InterruptedError):
-            shrink(model_for(reader), read, tmp_path / "work", plan, tokenizer=reader)
+    with stopped_at_update(2):
+        shrink(model_for(reader), read, tmp_path / "work", plan, tokenizer=reader)
     monkeypatch.setattr(vocabulary, "expected", lambda model, text: -expected(model, text))
     resumed = shrink(model_for(reader), read, tmp_path / "work", plan, tokenizer=reader, resume=True)
     assert same_weights(resumed.model, straight.model)

@@ -10,14 +10,13 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_cycles import LENGTH, language, records_of, same_weights
+from small_cycles import LENGTH, language, records_of, same_weights, stopped_at_update
 from small_vocabularies import FORMS, OTHER, STRANGE, ids, model_for, names, tokenizer_of
 from tokenizers import Tokenizer, models
 
 from pnn.errors import UserError
 from pnn.models.plastic import of_ranges
 from pnn.plasticity import vocabulary
-from pnn.plasticity.journal import Journal
 from pnn.plasticity.shrink import ShrinkSettings, shrink
 from pnn.plasticity.text import Text, read_text
 from pnn.plasticity.vocabulary import check_tokens, expected, in_turn, keep_tokens, needed, trim, without_tokens
@@ -175,17 +174,8 @@ def test_whoever_goes_on_after_a_kill_keeps_the_tokens_that_were_chosen(reader, 
     monkeypatch.setattr(vocabulary, "MULTIPLE", 1)  # so that not all that may go do
     plan = ShrinkSettings(fewer=0.01, kinds=("token", "neuron"), **PLAN)
     straight = shrink(model_for(reader), read, tmp_path / "straight", plan, tokenizer=reader)
-    record = Journal.record
-
-    def stop(self, phase, **values):
-        if phase == "training":
-            raise InterruptedError
-        record(self, phase, **values)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record", stop)
-        with pytest.raises(InterruptedError):
-            shrink(model_for(reader), read, tmp_path / "work", plan, tokenizer=reader)
+    with stopped_at_update(1):
+        shrink(model_for(reader), read, tmp_path / "work", plan, tokenizer=reader)
     monkeypatch.setattr(vocabulary, "expected", lambda model, text: -expected(model, text))
     pruning = next(one for one in records_of(tmp_path / "work") if one["phase"] == "pruning")
     most = 0.01 * sum(parameter.numel() for parameter in model_for(reader).parameters())
