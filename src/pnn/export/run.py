@@ -49,11 +49,11 @@ def export_run(
     elif int8:
         raise UserError("--int8 needs --onnx, whose graph it makes smaller and faster")
     exported = open_for_export(run)
-    if num_steps is not None and not kind_of(exported.model).has_steps:
-        raise UserError(f"--num-steps {num_steps}: a {exported.model.config.model_type} model has no refinement steps")
-    if num_steps is not None and num_steps < 1:
-        raise UserError(f"--num-steps {num_steps}: expected at least 1")
     if num_steps is not None:
+        if not kind_of(exported.model).has_steps:
+            raise UserError(f"--num-steps {num_steps}: a {exported.model.config.model_type} model has no refinement steps")
+        if num_steps < 1:
+            raise UserError(f"--num-steps {num_steps}: expected at least 1")
         note_untrained_steps(num_steps, exported.model.config)
     if remote_code is None:
         remote_code = has_code(exported.model)

@@ -81,11 +81,9 @@ def check_num_steps(model: PreTrainedModel, num_steps: int | None) -> None:
         say(f"note: --num-steps {num_steps}, but the model was trained to be read after all its {most} layers")
 
 
-def note_untrained_steps(asked: int | None, config: Any) -> None:
+def note_untrained_steps(asked: int, config: Any) -> None:
     """Refuse what the schedule does not take. Fewer steps than trained are fine where the loss is taken after each, as it is
     unless `step_weights` says otherwise."""
-    if asked is None:
-        return
     if asked == 0:
         say("note: --num-steps 0 reads the embeddings alone, before any step")
         return
