@@ -32,11 +32,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
+from pnn.models.precision import undisturbed
 from pnn.plasticity import prune
 from pnn.plasticity.architectures import ALL_KINDS, HEAD, KINDS, NEURON, architecture_of
 from pnn.plasticity.budget import as_many, fewer_parameters
 from pnn.plasticity.repair import repair
-from pnn.plasticity.scores import loss_gradients, prepared, undisturbed
+from pnn.plasticity.scores import loss_gradients, prepared
 from pnn.plasticity.unit_scores import score_units
 from pnn.plasticity.units import Gates, Unit, parameters_of, unit_map
 

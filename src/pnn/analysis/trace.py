@@ -30,6 +30,7 @@ from pnn.data.shards import TokenSet
 from pnn.errors import UserError
 from pnn.evaluation.passes import states_at, to_device
 from pnn.models.base import MaskedLMBase, arrange
+from pnn.models.precision import undisturbed
 from pnn.models.registry import kind_of
 
 KINDS = ("ordinary", "masked", "special")
@@ -191,14 +192,11 @@ def read(model: MaskedLMBase, rows: Tensor, labels: Tensor) -> Reading:
 @torch.no_grad()
 def predict(model: MaskedLMBase, batch: Batch, every_step: bool = False) -> Predictions:
     """For whoever needs no more than predictions: the last state at targets alone, unless `every_step` is asked for."""
-    was_training = model.training
-    model.eval()
     masked = replace(batch.packed, input_ids=batch.masked.input_ids)
-    states = states_at(model, masked, batch.masked.positions, every_step=every_step, halt=False)  # as a trace does
     labels, sequence = (to_device(x, model.device) for x in (batch.masked.labels, batch.sequence[batch.masked.positions]))
-    found = Predictions(labels, sequence, [read(model, h, labels) for h in states])
-    model.train(was_training)
-    return found
+    with undisturbed(model):
+        states = states_at(model, masked, batch.masked.positions, every_step=every_step, halt=False)  # as a trace does
+        return Predictions(labels, sequence, [read(model, h, labels) for h in states])
 
 
 def trace_text(model: MaskedLMBase, text: Text) -> Iterator[Trace]:
@@ -211,29 +209,27 @@ def trace_batch(model: MaskedLMBase, batch: Batch, edits: Sequence[Edit] = (), n
     """Run the model on one batch and keep everything. In evaluation mode, whatever mode the model is in."""
     encoder, device = model.base_model, model.device
     blocks = blocks_of(model, num_steps)
-    was_training = model.training
-    model.eval()
     ids, position_ids, borders = (
         x.to(device) for x in (batch.masked.input_ids, batch.packed.position_ids, batch.packed.cu_seqlens)
     )
-    tokens = encoder.embeddings.token(ids[None])
-    position_ids, layout = arrange(tokens, None, position_ids[None], borders, model.config)
-    h = origin = encoder.embeddings(tokens, position_ids)
-    states, steps = [h[0]], []
-    for number, block in enumerate(blocks, 1):
-        refiner: Any = block
-        with listening(block, [e for e in edits if e.steps is None or number in e.steps], Place(number, batch)) as heard:
-            if kind_of(model).has_steps:
-                h = encoder.begin(h, origin, model.config.order(num_steps)[number - 1])
-                refinement = refiner.refine(h, layout)
-                change, raw, gate = refinement.delta, refinement.raw[0], refinement.gate
-                h = h + change
-            else:
-                before, h = h, refiner(h, layout)
-                change, raw, gate = h - before, None, None
-        steps.append(Step(change[0], heard["attention"][0], heard["ffn"][0], raw, None if gate is None else gate[0]))
-        states.append(h[0])
-    model.train(was_training)
+    with undisturbed(model):
+        tokens = encoder.embeddings.token(ids[None])
+        position_ids, layout = arrange(tokens, None, position_ids[None], borders, model.config)
+        h = origin = encoder.embeddings(tokens, position_ids)
+        states, steps = [h[0]], []
+        for number, block in enumerate(blocks, 1):
+            refiner: Any = block
+            with listening(block, [e for e in edits if e.steps is None or number in e.steps], Place(number, batch)) as heard:
+                if kind_of(model).has_steps:
+                    h = encoder.begin(h, origin, model.config.order(num_steps)[number - 1])
+                    refinement = refiner.refine(h, layout)
+                    change, raw, gate = refinement.delta, refinement.raw[0], refinement.gate
+                    h = h + change
+                else:
+                    before, h = h, refiner(h, layout)
+                    change, raw, gate = h - before, None, None
+            steps.append(Step(change[0], heard["attention"][0], heard["ffn"][0], raw, None if gate is None else gate[0]))
+            states.append(h[0])
     return Trace(model, batch, states, steps)
 
 

@@ -29,8 +29,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pnn.models.ddl import DDLConfig
+from pnn.models.precision import undisturbed
 from pnn.plasticity.architectures import HEAD, LAYER, NEURON, architecture_of
-from pnn.plasticity.scores import undisturbed
 from pnn.plasticity.units import unit_map
 
 ADDITIVE = 8  # units of a sublayer, forward and backward

@@ -30,6 +30,7 @@ from pnn.errors import UserError
 from pnn.evaluation.masked import commonest
 from pnn.evaluation.passes import states_at, to_device
 from pnn.models.lean import padded_vocabulary
+from pnn.models.precision import predicting
 from pnn.models.registry import kind_of
 from pnn.nn.fast import read_out
 from pnn.results import CausalText
@@ -55,10 +56,8 @@ def evaluate_causal(
         raise UserError("too little text to evaluate on: fewer than two rows")
     context = int(tokens.lengths[sequences[0]])
     stream = tokens.take(sequences)
-    was_training = model.training
-    model.eval()
     losses, right, asked = [], [], []
-    with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+    with predicting(model, precision):
         for rows, firsts in progress(_batches(stream, context, stride, max(1, batch_tokens // context)), "evaluating, batch"):
             targets = [window[first:] for window, first in zip(rows, firsts, strict=True)]
             labels = to_device(torch.from_numpy(np.concatenate(targets)), model.device)
@@ -70,7 +69,6 @@ def evaluate_causal(
                 losses.append(torch.stack(each))
                 right.append((logits.argmax(-1) == row).sum())
             asked += targets
-    model.train(was_training)
     scored = [len(targets) for targets in asked]
     windows = np.array(scored, dtype=np.float64)
     steps_of = torch.stack(losses).double().cpu().numpy()  # (windows, steps that were read)

@@ -34,6 +34,7 @@ from pnn.evaluation.passes import PackedShape, made_of, to_device
 from pnn.files import sha256, write_json
 from pnn.models.flops import halting_flops
 from pnn.models.loading import read_config
+from pnn.models.precision import predicting
 from pnn.models.registry import kind_of, steps_read
 from pnn.nn.halting import CRITERIA, Halt
 from pnn.nn.packing import only_at
@@ -180,9 +181,7 @@ def choose(
     tokens = sum(len(batch.packed.input_ids) for batch in batches)
     sample = batches[:: max(1, tokens // TIMED_TOKENS)]  # batches may be sorted by length: some of all
 
-    was_training = model.training
-    model.eval()
-    with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+    with predicting(model, precision):
         every = [*settings(model.config), *halting_settings(model, sample, asked)]
         measured = [_measured(model, setting, batches, len(targets), asked) for setting in every]
         right = [hits for hits, _ in measured]
@@ -192,7 +191,6 @@ def choose(
         ]
         timed = [setting for setting, one in zip(every, lost, strict=True) if one["chose"].value <= lose]
         seconds = _timed(model, timed, sample)  # others cannot be chosen
-    model.train(was_training)
 
     rows: list[dict[str, Any]] = []
     for setting, (hits, flops), one in zip(every, measured, lost, strict=True):

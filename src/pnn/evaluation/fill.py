@@ -27,6 +27,7 @@ from pnn.data.tokenizers import canonical
 from pnn.errors import UserError
 from pnn.evaluation.passes import states_at
 from pnn.models.base import MaskedLMBase
+from pnn.models.precision import predicting
 from pnn.results import Prediction
 
 BLOCK_TEXTS = 4096  # enough to bring equal lengths together and to keep a GPU busy; results come a block at a time
@@ -132,10 +133,8 @@ def _answer(
     batch_tokens: int,
     precision: torch.dtype,
 ) -> Answers:
-    was_training = model.training
-    model.eval()
     best, steps = [], []
-    with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+    with predicting(model, precision):
         for batch in _batches(block, batch_tokens):
             states = states_at(model, batch, (batch.input_ids == mask).nonzero().squeeze(1), num_steps, every_step=by_step)
             ids, probabilities = best_tokens(model, states[-1], top)
@@ -143,7 +142,6 @@ def _answer(
             if by_step:
                 before = [best_tokens(model, h, 1) for h in states[:-1]]
                 steps.append(_joined([*before, (ids[:, :1], probabilities[:, :1])], dim=1))
-    model.train(was_training)
     return Answers(_joined(best), _joined(steps) if by_step else None)
 
 

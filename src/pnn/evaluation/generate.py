@@ -14,6 +14,7 @@ from pnn.errors import UserError, first_line
 from pnn.evaluation.fill import is_unicode
 from pnn.models.continuous import continue_all, most_probable, sampled
 from pnn.models.loading import Loaded, longest_input
+from pnn.models.precision import predicting
 from pnn.models.registry import kind_of
 
 
@@ -28,7 +29,7 @@ def continue_texts(
     batch_size: int = 16,
 ) -> list[dict[str, str]]:
     """For each prompt, what follows it. Temperature 0 takes the most probable token every time."""
-    model, tokenizer = loaded.model.eval(), loaded.tokenizer
+    model, tokenizer = loaded.model, loaded.tokenizer
     for number, prompt in enumerate(prompts, 1):
         if not is_unicode(prompt):
             raise UserError(f"prompt {number} is not valid UTF-8")
@@ -41,7 +42,7 @@ def continue_texts(
     torch.manual_seed(seed)
     if kind_of(model).ours and not _told_more(model):
         choose = sampled(temperature, top_k) if temperature > 0 else most_probable
-        with torch.autocast(model.device.type, loaded.precision, enabled=loaded.precision != torch.float32):
+        with predicting(model, loaded.precision):
             added = continue_all(model, ids, max_new_tokens, {end_of_text(tokenizer)}, choose, batch_size)
         return [
             {"prompt": prompt, "continuation": _continuation(tokenizer, prompt, *both)}
@@ -53,7 +54,7 @@ def continue_texts(
         longest = max(map(len, part))
         padded = torch.tensor([[filler] * (longest - len(row)) + row for row in part], device=model.device)
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in part], device=model.device)
-        with torch.autocast(model.device.type, loaded.precision, enabled=loaded.precision != torch.float32):
+        with predicting(model, loaded.precision):
             try:
                 made: Any = model.generate(
                     padded,
@@ -63,11 +64,8 @@ def continue_texts(
                     pad_token_id=filler,
                     **settings,
                 )
-            except (
-                TypeError,
-                ValueError,
-                AttributeError,
-            ) as error:  # what else it is told stands in a file of the model's folder
+            except (TypeError, ValueError, AttributeError) as error:
+                # what else it is told stands in a file of the model's folder
                 told = f"cannot generate with its generation_config.json ({first_line(error)})"
                 raise UserError(f"{loaded.checkpoint}: {told}") from error
         for prompt, before, added in zip(prompts[at : at + batch_size], part, made[:, longest:].tolist(), strict=True):

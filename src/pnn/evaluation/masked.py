@@ -23,6 +23,7 @@ from pnn.data.tokenizers import fingerprint, of_synthetic_language
 from pnn.errors import UserError
 from pnn.evaluation.passes import halting_in_force, states_at, to_device
 from pnn.models.base import Halting, MaskedLMBase
+from pnn.models.precision import predicting
 from pnn.results import Accuracy, Commonest, MaskedScores, MaskedText
 from pnn.stats import of_a_share, ratio_interval
 
@@ -60,12 +61,10 @@ def evaluate_masked(
     tokenizer = tokens.tokenizer()
     special = special_tokens(tokenizer)
     corpus = embedded_corpus(tokens.manifest)
-    was_training = model.training
-    model.eval()
     sequence, token, best, correct, loss = [], [], [], [], []
     # Masks are drawn on the host and results stay on the device until the last batch is on its way: the loop never waits.
     # What piles up on the device is 5 bytes a target and step, little beside one batch's logits.
-    with torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+    with predicting(model, precision):
         for draw in range(mask_draws):
             for packed, indices in progress(evaluation_batches(tokens, sequences, batch_tokens), "evaluating, batch"):
                 masked = packed.mask(special, mask_probability, mask_seed + draw)
@@ -81,7 +80,6 @@ def evaluate_masked(
                 token.append(masked.labels.numpy())
                 if corpus is not None:
                     best.append(best_possible(packed.input_ids.numpy(), borders, positions, corpus))
-    model.train(was_training)
     record = TargetRecord(
         sequence=np.concatenate(sequence),
         token=np.concatenate(token),

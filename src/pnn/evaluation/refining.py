@@ -21,6 +21,7 @@ from pnn.data.tokenizers import canonical
 from pnn.errors import UserError
 from pnn.evaluation.fill import best_tokens
 from pnn.models.loading import LoadedRun
+from pnn.models.precision import predicting
 from pnn.models.registry import kind_of, steps_read
 from pnn.results import Cell, Gate, Refining, Row
 
@@ -54,8 +55,7 @@ def example(
 
 def _grid(loaded: LoadedRun, ids: list[int], num_steps: int | None, top: int) -> Refining:
     model, tokenizer = loaded.model, loaded.tokenizer
-    model.eval()
-    with torch.inference_mode(), torch.autocast(model.device.type, loaded.precision, loaded.precision != torch.float32):
+    with torch.inference_mode(), predicting(model, loaded.precision):
         out = model.base_model(
             input_ids=torch.tensor([ids], device=model.device), num_steps=num_steps, output_states=True, output_gates=True
         )

@@ -1,11 +1,13 @@
-"""Where bf16 is faster than fp32."""
+"""Where bf16 is faster than fp32, and how a model is read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 NARROW = 128  # below, converting numbers may take longer than multiplying them in 16 bit saves
 
@@ -35,3 +37,22 @@ def learns_in(device: torch.device | str, width: int) -> torch.dtype:
         return torch.float32
     can: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.11 does not say
     return torch.bfloat16 if can.get("avx512_bf16") or can.get("amx_bf16") else torch.float32
+
+
+@contextmanager
+def undisturbed(model: PreTrainedModel) -> Iterator[None]:
+    """Without dropout; afterwards every module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def predicting(model: PreTrainedModel, precision: torch.dtype) -> Iterator[None]:
+    """Undisturbed, in this precision."""
+    with undisturbed(model), torch.autocast(model.device.type, precision, enabled=precision != torch.float32):
+        yield

@@ -29,12 +29,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
 from pnn.files import let_go, write_json
+from pnn.models.precision import undisturbed
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import Head, head_map, heads
 from pnn.plasticity.journal import Journal, Record
 from pnn.plasticity.measure import missing_capacity, speeds
 from pnn.plasticity.phases import calibration, grow_heads, learn_round, measure, prune_heads, score_heads
-from pnn.plasticity.scores import Scores, undisturbed
+from pnn.plasticity.scores import Scores
 from pnn.plasticity.settings import CycleSettings, check
 from pnn.plasticity.text import Text
 from pnn.progress import Bars, say

@@ -38,6 +38,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
+from pnn.models.precision import undisturbed
 from pnn.plasticity.architectures import HEAD, NEURON, architecture_of
 from pnn.plasticity.heads import Head, head_map, original_counts, room_for_heads, stretches
 from pnn.plasticity.matrices import Stretch
@@ -48,7 +49,6 @@ from pnn.plasticity.scores import (
     loss_gradients,
     prepared,
     share_of,
-    undisturbed,
 )
 from pnn.plasticity.surgery import reorganised
 from pnn.plasticity.units import Unit, UnitMap, check_places, check_units, gated, stretches_of, unit_map

@@ -34,14 +34,14 @@ from transformers.pytorch_utils import Conv1D
 from pnn.errors import UserError
 from pnn.models.lean import padded_vocabulary
 from pnn.models.loading import longest_input
-from pnn.models.precision import learns_in, predicts_in, width_of
+from pnn.models.precision import learns_in, predicts_in, undisturbed, width_of
 from pnn.models.recorded import quickened
 from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.growth import STRATEGIES, candidates
 from pnn.plasticity.heads import head_map, original_counts
-from pnn.plasticity.scores import prepared, undisturbed
+from pnn.plasticity.scores import prepared
 from pnn.plasticity.text import MASKED, Text
 from pnn.stats import ratio_interval
 from pnn.turns import take_turns

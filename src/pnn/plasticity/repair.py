@@ -31,10 +31,11 @@ from transformers import PreTrainedModel
 
 from pnn.errors import UserError
 from pnn.models.fused import fused
+from pnn.models.precision import undisturbed
 from pnn.plasticity.architectures import HEAD, NEURON, WIDTH, architecture_of
 from pnn.plasticity.matrices import Projection
 from pnn.plasticity.measure import computing
-from pnn.plasticity.scores import Batch, prepared, undisturbed
+from pnn.plasticity.scores import Batch, prepared
 from pnn.plasticity.units import unit_map
 
 M = TypeVar("M", bound=PreTrainedModel)

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
+from pnn.models.precision import undisturbed
 from pnn.models.registry import kind_of
 from pnn.objectives import IGNORE
 from pnn.plasticity.architectures import HEAD, architecture_of
@@ -337,15 +337,3 @@ def _own_labels(ids: Tensor, mask: Tensor | None) -> Tensor:
     labels = ids.masked_fill(mask == 0, IGNORE)
     labels[..., 1:].masked_fill_(mask[..., :-1] == 0, IGNORE)
     return labels
-
-
-@contextmanager
-def undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Without dropout; afterwards every module is in the mode it was in."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

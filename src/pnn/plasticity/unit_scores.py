@@ -35,10 +35,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError, did_you_mean
+from pnn.models.precision import undisturbed
 from pnn.plasticity.architectures import HEAD, KINDS, LAYER, NEURON, WIDTH
 from pnn.plasticity.matrices import Projection
 from pnn.plasticity.repair import RIDGE, input_major, listen, outputs, run
-from pnn.plasticity.scores import Batch, gate_slopes, left_out, prepared, undisturbed
+from pnn.plasticity.scores import Batch, gate_slopes, left_out, prepared
 from pnn.plasticity.units import Gates, UnitScores, open_gates, unit_map
 
 OF_MATRICES = ("surgeon", "wanda", "magnitude")

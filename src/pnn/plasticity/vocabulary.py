@@ -35,8 +35,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
+from pnn.models.precision import undisturbed
 from pnn.models.registry import kind_of
-from pnn.plasticity.scores import prepared, undisturbed
+from pnn.plasticity.scores import prepared
 from pnn.plasticity.text import Text
 
 TOKEN = "token"  # a kind of what may go, beside units

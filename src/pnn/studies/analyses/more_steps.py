@@ -25,6 +25,7 @@ from pnn.analysis.totals import Array, Smallest, Totals, finding, ratio, ratios
 from pnn.analysis.trace import Batch, read
 from pnn.evaluation.passes import states_at, to_device
 from pnn.models.base import MaskedLMBase
+from pnn.models.precision import undisturbed
 from pnn.results import Finding
 from pnn.schedule import rounds
 from pnn.studies.registry import Analysis
@@ -102,15 +103,11 @@ def after_rounds(model: MaskedLMBase, batch: Batch, steps: list[int]) -> list[Te
     masked, at = replace(batch.packed, input_ids=batch.masked.input_ids), batch.masked.positions
     config: Any = model.config
     longest = config.order(steps[-1])
-    was_training = model.training
-    model.eval()
-    if all(config.order(number) == longest[:number] for number in steps):
-        path = states_at(model, masked, at, steps[-1], every_step=True)
-        states = [path[number] for number in steps]
-    else:
-        states = [states_at(model, masked, at, number)[-1] for number in steps]
-    model.train(was_training)
-    return states
+    with undisturbed(model):
+        if all(config.order(number) == longest[:number] for number in steps):
+            path = states_at(model, masked, at, steps[-1], every_step=True)
+            return [path[number] for number in steps]
+        return [states_at(model, masked, at, number)[-1] for number in steps]
 
 
 def _findings(totals: Totals, trained: int) -> dict[str, Finding]:

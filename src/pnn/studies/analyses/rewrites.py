@@ -23,6 +23,7 @@ from pnn.analysis.token_kinds import TOKEN_KINDS, kinds_by_id, kinds_of
 from pnn.analysis.totals import Array, Totals, finding, ratio, ratios
 from pnn.errors import UserError
 from pnn.models.ddl import DDLForCausalLM
+from pnn.models.precision import undisturbed
 from pnn.results import EstimateJson, Finding
 from pnn.stats import bootstrap
 from pnn.studies.registry import Analysis
@@ -71,8 +72,6 @@ def run(subject: Decoder) -> dict[str, Any]:
     erases = residuals_of(model)[0].erase
     if rows.dim() != 2 or rows.shape[1] < 2 or not len(rows):
         raise UserError("no text to analyse: rewrites need rows of two tokens or more")
-    was_training = model.training
-    model.eval()
     by_id = kinds_by_id(subject.tokenizer, model.config.vocab_size)
 
     def batches() -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -80,20 +79,20 @@ def run(subject: Decoder) -> dict[str, Any]:
             batch = rows[first : first + batch_rows].to(model.device)
             yield first, batch, kinds_of(batch, by_id)
 
-    trained, naive = (Rewrites(one, *rows.shape) for one in (model, untrained(model)))
-    for first, batch, kinds in batches():
-        trained.add(first, batch, kinds)
-        naive.add(first, batch, kinds)
-    totals = trained.totals
-    kind_tokens = totals.of("kinds").sum(0)
-    mean_beta = torch.from_numpy(totals.of("beta").sum(0) / totals.of("tokens").sum())
-    changes = interventions(model, mean_beta, [kind for kind in range(len(TOKEN_KINDS)) if kind_tokens[kind]])
-    for first, batch, kinds in batches():
-        row_of = torch.arange(first, first + len(batch), device=model.device)
-        for change in changes:
-            with intervening(model, change, kinds):
-                totals.add(f"loss: {change.name}", row_of, token_losses(model, batch).double().sum(1))
-    model.train(was_training)
+    with undisturbed(model):
+        trained, naive = (Rewrites(one, *rows.shape) for one in (model, untrained(model)))
+        for first, batch, kinds in batches():
+            trained.add(first, batch, kinds)
+            naive.add(first, batch, kinds)
+        totals = trained.totals
+        kind_tokens = totals.of("kinds").sum(0)
+        mean_beta = torch.from_numpy(totals.of("beta").sum(0) / totals.of("tokens").sum())
+        changes = interventions(model, mean_beta, [kind for kind in range(len(TOKEN_KINDS)) if kind_tokens[kind]])
+        for first, batch, kinds in batches():
+            row_of = torch.arange(first, first + len(batch), device=model.device)
+            for change in changes:
+                with intervening(model, change, kinds):
+                    totals.add(f"loss: {change.name}", row_of, token_losses(model, batch).double().sum(1))
     return {
         "layers": model.config.num_hidden_layers,
         "erases": erases,
