@@ -145,10 +145,16 @@ def evaluation_batches(
 ) -> Iterator[tuple[PackedBatch, NDArray[np.int64]]]:
     """Every sequence once, in order, in batches of at most `batch_tokens` tokens; with each batch, its sequences' indices."""
     lengths = tokens.lengths[sequences]
-    start = 0
-    while start < len(sequences):
-        ends = np.cumsum(lengths[start : start + batch_tokens])
-        stop = start + max(1, int(np.searchsorted(ends, batch_tokens, side="right")))
+    for start, stop in cuts(lengths, batch_tokens):
         ids = tokens.take(sequences[start:stop])
         yield pack(ids, lengths[start:stop], content_keys(ids, lengths[start:stop])), np.arange(start, stop)
+
+
+def cuts(lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[tuple[int, int]]:
+    """The first sequence of each batch of at most `batch_tokens` tokens, and the first after it; a long one is alone."""
+    start = 0
+    while start < len(lengths):
+        ends = np.cumsum(lengths[start : start + batch_tokens])
+        stop = start + max(1, int(np.searchsorted(ends, batch_tokens, side="right")))
+        yield start, stop
         start = stop

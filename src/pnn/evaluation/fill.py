@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from pnn.data.batches import PackedBatch, pack
+from pnn.data.batches import PackedBatch, cuts, pack
 from pnn.data.tokenizers import canonical
 from pnn.errors import UserError
 from pnn.evaluation.passes import states_at
@@ -148,13 +148,9 @@ def _answer(
 def _batches(block: Block, batch_tokens: int) -> Iterator[PackedBatch]:
     """The block's texts, shortest first, in batches of at most `batch_tokens` tokens."""
     lengths = np.array([len(block.tokens[i]) for i in block.order])
-    start = 0
-    while start < len(lengths):
-        ends = np.cumsum(lengths[start : start + batch_tokens])
-        stop = start + max(1, int(np.searchsorted(ends, batch_tokens, side="right")))
+    for start, stop in cuts(lengths, batch_tokens):
         tokens = itertools.chain.from_iterable(block.tokens[i] for i in block.order[start:stop])
         yield pack(np.fromiter(tokens, np.int64), lengths[start:stop], keys=np.zeros(stop - start, np.int64))
-        start = stop
 
 
 def best_tokens(model: MaskedLMBase, states: Tensor, top: int) -> tuple[Tensor, Tensor]:
