@@ -26,64 +26,7 @@ if _is_the_command():
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python still imports: no traceback. `cli.main` undoes it
 else:
-    from pnn import plasticity
-    from pnn.models import (
-        BertBaselineConfig,
-        BertBaselineForMaskedLM,
-        BertBaselineForMultipleChoice,
-        BertBaselineForQuestionAnswering,
-        BertBaselineForSequenceClassification,
-        BertBaselineForTokenClassification,
-        BertBaselineModel,
-        DDLConfig,
-        DDLForCausalLM,
-        DDLForSequenceClassification,
-        DDLModel,
-        LastLoss,
-        PNNCausalConfig,
-        PNNCausalForSequenceClassification,
-        PNNCausalModel,
-        PNNConfig,
-        PNNForCausalLM,
-        PNNForImageClassification,
-        PNNForMaskedLM,
-        PNNForMultipleChoice,
-        PNNForQuestionAnswering,
-        PNNForSequenceClassification,
-        PNNForTokenClassification,
-        PNNImageConfig,
-        PNNImageModel,
-        PNNImageProcessor,
-        PNNModel,
-    )
+    from pnn import models, plasticity
+    from pnn.models import *  # noqa: F403
 
-__all__ = [
-    "BertBaselineConfig",
-    "BertBaselineForMaskedLM",
-    "BertBaselineForMultipleChoice",
-    "BertBaselineForQuestionAnswering",
-    "BertBaselineForSequenceClassification",
-    "BertBaselineForTokenClassification",
-    "BertBaselineModel",
-    "DDLConfig",
-    "DDLForCausalLM",
-    "DDLForSequenceClassification",
-    "DDLModel",
-    "LastLoss",
-    "PNNCausalConfig",
-    "PNNCausalForSequenceClassification",
-    "PNNCausalModel",
-    "PNNConfig",
-    "PNNForCausalLM",
-    "PNNForImageClassification",
-    "PNNForMaskedLM",
-    "PNNForMultipleChoice",
-    "PNNForQuestionAnswering",
-    "PNNForSequenceClassification",
-    "PNNForTokenClassification",
-    "PNNImageConfig",
-    "PNNImageModel",
-    "PNNImageProcessor",
-    "PNNModel",
-    "plasticity",
-]
+    __all__ = [*models.__all__, "plasticity"]
