@@ -20,6 +20,7 @@ from pnn.config import DataConfig, RunConfig, load_config, shipped_configs
 from pnn.errors import first_line
 from pnn.models.precision import NARROW
 from pnn.nn.fast import kernels_compute
+from pnn.numbers import several
 from pnn.training.device import compiles, precision_of
 
 DISTRIBUTION = "plastic-neural-networks"
@@ -85,7 +86,7 @@ def devices() -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield Finding("No GPU that torch can use: models train on the CPU.")
     cores, threads = os.cpu_count() or 1, torch.get_num_threads()
-    yield Finding(f"CPU: {cores} cores; torch computes with {threads} thread{'s' * (threads != 1)}.")
+    yield Finding(f"CPU: {cores} cores; torch computes with {several(threads, 'thread')}.")
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0
     if busy > cores:
         yield Finding(f"The machine is busy: {busy:.0f} programs want its {cores} cores, so training will be slow.")

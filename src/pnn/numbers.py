@@ -30,10 +30,15 @@ def per_cent(fraction: float, digits: int = 1) -> str:
     return f"{bare_per_cent(fraction, digits)} %"
 
 
+def several(number: int, what: str) -> str:
+    """1 step, 2 steps."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def halting(halt: Mapping[str, Any]) -> str:
     """When tokens stop, as a model's config says it: by change, 0.1."""
     first = halt.get("min_steps", 1)
-    steps = f"{first} step{'s' * (first != 1)}"
+    steps = several(first, "step")
     if "threshold" not in halt:
         return f"by {halt['criterion']}, after {steps}"
     return f"by {halt['criterion']}, {halt['threshold']:.9g}" + (f", after {steps} at the earliest" if first > 1 else "")

@@ -22,6 +22,7 @@ from pnn.analysis.trace import Edit, Place, Text, has_gates, predict, trace_batc
 from pnn.models.base import MaskedLMBase
 from pnn.models.ddl import DDLForCausalLM
 from pnn.models.registry import kind_of
+from pnn.numbers import several
 from pnn.stats import bootstrap, finite
 
 EASY, MEDIUM, HARD = range(3)
@@ -120,7 +121,7 @@ def with_refiners(model: MaskedLMBase) -> str | None:
 def with_steps(fewest: int) -> Callable[[MaskedLMBase], str | None]:
     def need(model: MaskedLMBase) -> str | None:
         steps = steps_of(model)
-        return None if steps >= fewest else f"the model has {steps} step{'s' * (steps != 1)}, and it takes {fewest}"
+        return None if steps >= fewest else f"the model has {several(steps, 'step')}, and it takes {fewest}"
 
     return need
 

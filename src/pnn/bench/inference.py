@@ -38,6 +38,7 @@ from pnn.data.batches import PackedBatch, TrainingStream, special_tokens
 from pnn.data.masking import Masked
 from pnn.evaluation.passes import made_of
 from pnn.models import flops
+from pnn.numbers import several
 from pnn.training.loop import Trainer
 
 BATCHES = 8  # of `evaluation.batch_tokens` tokens each, used in turn
@@ -158,7 +159,7 @@ def inference_row(run: RunConfig, budget: Budget, num_steps: int | None = None) 
         return made_of(model, batch, positions, lambda h: model.read_out(h).argmax(-1), num_steps)
 
     predictions = [(partial(predict, *one.packed()), one.tokens) for one in batches]
-    name = row_name(run) + ("" if num_steps is None else f", {num_steps} step{'' if num_steps == 1 else 's'}")
+    name = row_name(run) + ("" if num_steps is None else f", {several(num_steps, 'step')}")
     return predict_row(run, budget, text, model, model.config, predictions, num_steps, name=name, implementation="pnn")
 
 

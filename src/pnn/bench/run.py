@@ -23,6 +23,7 @@ from pnn.errors import UserError, did_you_mean
 from pnn.files import write_json
 from pnn.memory import is_out_of_memory
 from pnn.models.sections import model_config
+from pnn.numbers import several
 from pnn.progress import say
 
 # the first stands beside a PNN, the second beside a BERT baseline, and with the others beside every model's latency
@@ -118,7 +119,7 @@ def inference_rows(run: RunConfig, against: list[str], budget: Budget) -> Timed:
         config = model_config(run.model)
         weights = config.step_weights or [1.0] * config.num_steps
         for steps in (step for step in range(1, config.num_steps) if weights[step - 1] > 0):  # those with a loss can be read
-            yield f"{name}, {steps} step{'' if steps == 1 else 's'}", partial(inference.inference_row, run, budget, steps)
+            yield f"{name}, {several(steps, 'step')}", partial(inference.inference_row, run, budget, steps)
         if "naive" in against and name == "pnn":
             yield "naive pnn", partial(inference.naive_inference_row, run, budget)
     elif "transformers" in against:

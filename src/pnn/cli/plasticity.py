@@ -9,6 +9,7 @@ import typer
 from pnn.cli import app
 from pnn.cli.options import AsJson, Resume, Run
 from pnn.files import is_taken
+from pnn.numbers import several
 from pnn.progress import say
 
 group = typer.Typer(help="Prune attention heads, measure, grow new ones, learn.", no_args_is_help=True, rich_markup_mode=None)
@@ -253,7 +254,7 @@ def _print_changed(result: dict[str, object], what: str, output: Path, as_json: 
     which = result[what]
     assert isinstance(which, list)
     names = ", ".join(f"{one['layer']}.{one['head']}" for one in which)
-    print(f"{what} {len(which)} head{'s' * (len(which) != 1)} (layer.head): {names or 'none'}")
+    print(f"{what} {several(len(which), 'head')} (layer.head): {names or 'none'}")
     print(f"heads {result['heads_before']} → {result['heads']}")
     print(f"parameters {result['parameters_before']:,} → {result['parameters']:,}")
     print(f"Wrote {output}")

@@ -38,7 +38,7 @@ from pnn.models.precision import predicting
 from pnn.models.registry import kind_of, steps_read
 from pnn.nn.halting import CRITERIA, Halt
 from pnn.nn.packing import only_at
-from pnn.numbers import count
+from pnn.numbers import count, several
 from pnn.results import Json
 from pnn.runs import read_json
 from pnn.schedule import drawn_from, period
@@ -93,8 +93,8 @@ def settings(config: Any) -> list[Setting]:
     else:
         read = steps_read(config)[:-1]
     kept = {"trained_steps": trained, "halt": None, "trained_halt": learned(config)}
-    fewer = [Setting({"num_steps": step, **kept}, _steps(step)) for step in reversed(read)]
-    return [Setting({"num_steps": trained, **kept}, f"{_steps(trained)}, as trained"), *fewer]
+    fewer = [Setting({"num_steps": step, **kept}, several(step, "step")) for step in reversed(read)]
+    return [Setting({"num_steps": trained, **kept}, f"{several(trained, 'step')}, as trained"), *fewer]
 
 
 def learned(config: Any) -> dict[str, Any] | None:
@@ -118,7 +118,7 @@ def halting_settings(model: PreTrainedModel, batches: Sequence[Batch], asked: As
         for k in range(1, steps - 1):  # of the last step nothing but targets is computed anyway
             if k % period(config.schedule) == 0:
                 halt = {"criterion": "context", "min_steps": k}
-                found.append(Setting(fewer.changes | {"halt": halt}, f"{_steps(steps)}, {k} for {asked.others}"))
+                found.append(Setting(fewer.changes | {"halt": halt}, f"{several(steps, 'step')}, {k} for {asked.others}"))
     with in_force(model, every):
         passes = [encoder(**_inputs(model, batch), output_states=True, halt=False).states[:-1] for batch in batches]
         for name, criterion_class in CRITERIA.items():
@@ -142,7 +142,7 @@ def halting_settings(model: PreTrainedModel, batches: Sequence[Batch], asked: As
                         Halt.of(halt).check_steps(config.schedule, steps)
                     except ValueError:
                         continue
-                    of = "" if steps == every.changes["num_steps"] else f" within {_steps(steps)}"
+                    of = "" if steps == every.changes["num_steps"] else f" within {several(steps, 'step')}"
                     found.append(Setting(fewer.changes | {"halt": halt}, f"halting by {name}, {threshold:.9g}{of}"))
     return found
 
@@ -150,10 +150,6 @@ def halting_settings(model: PreTrainedModel, batches: Sequence[Batch], asked: As
 def _rounded(value: float) -> float:
     """To three digits; of a confidence that is almost whole, to two of what it lacks."""
     return float(f"{value:.3g}") if not 0.99 < value < 1 else round(1 - float(f"{1 - value:.2g}"), 9)
-
-
-def _steps(number: int) -> str:
-    return f"{number} step{'s' * (number != 1)}"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pnn.errors import UserError
 from pnn.kinds import OURS, of_result
+from pnn.numbers import several
 from pnn.results import Json
 from pnn.schedule import order, parts_of
 
@@ -28,7 +29,7 @@ class Anatomy:
     def _blocks(self) -> str:
         steps = len(self.schedule)
         if self.num_blocks == steps:
-            return f"{steps} distinct {self.block_name}{'' if steps == 1 else 's'}"
+            return several(steps, f"distinct {self.block_name}")
         if self.num_blocks == 1:
             return f"one {self.block_name} applied {steps} times"
         text = f"{self.num_blocks} {self.block_name}s in {steps} steps"

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from pnn.figures.marks import BLUE, GREEN, ORANGE, PINK
 from pnn.figures.style import INK, NORMAL, QUIET, SMALL, WIDTH, ink_on, short_name, styled, tint
-from pnn.numbers import written
+from pnn.numbers import several, written
 from pnn.results import CycleRecord
 
 PRESENT, GONE, NEW, ABSENT = BLUE, ORANGE, GREEN, "#efefef"
@@ -115,7 +115,7 @@ def _lines(records: Records, phase: str, rounds: int, words: Callable[[CycleReco
 
 
 def _pruned(row: CycleRecord) -> str:
-    return f"−{_heads(row['heads_pruned'])}; by {_plain(row['pruning_strategy'])}"
+    return f"−{several(row['heads_pruned'], 'head')}; by {_plain(row['pruning_strategy'])}"
 
 
 def _measured(row: CycleRecord) -> str:
@@ -124,7 +124,7 @@ def _measured(row: CycleRecord) -> str:
 
 
 def _grown(row: CycleRecord) -> str:
-    return f"+{_heads(row['heads_added'])}; by {_plain(row['growth_strategy'])}" if row["heads_added"] else "nothing"
+    return f"+{several(row['heads_added'], 'head')}; by {_plain(row['growth_strategy'])}" if row["heads_added"] else "nothing"
 
 
 def _learned(row: CycleRecord) -> str:
@@ -132,10 +132,6 @@ def _learned(row: CycleRecord) -> str:
     back = f"; recovery {written(100 * row['recovery'], 0)} %" if 0 < row["recovery"] <= 1 else ""
     back = "; better than before" if row["perplexity_change_from_initial"] < 0 else back
     return f"perplexity {figure_of(row['final_perplexity'])}{back}"
-
-
-def _heads(count: int) -> str:
-    return f"{count} head{'' if count == 1 else 's'}"
 
 
 def _plain(name: str) -> str:

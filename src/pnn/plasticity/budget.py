@@ -28,7 +28,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.numbers import per_cent, written
+from pnn.numbers import per_cent, several, written
 from pnn.plasticity.architectures import LAYER, NEURON, WIDTH
 from pnn.plasticity.measure import reading_times
 from pnn.plasticity.surgery import prune
@@ -208,8 +208,7 @@ def named(kinds: Sequence[str]) -> str:
 
 
 def so_many(number: int, kind: str) -> str:
-    unit = "dimension" if kind == WIDTH else kind
-    return f"{number:,} {unit}{'s' * (number != 1)}"
+    return several(number, "dimension" if kind == WIDTH else kind)
 
 
 def _layers(model: PreTrainedModel) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from pnn.data.tokenizers import end_of_text
 from pnn.errors import UserError
 from pnn.files import let_go, write_json
 from pnn.models.precision import undisturbed
+from pnn.numbers import several
 from pnn.plasticity.architectures import architecture_of
 from pnn.plasticity.heads import Head, head_map, heads
 from pnn.plasticity.journal import Journal, Record
@@ -148,7 +149,7 @@ class _Cycle:
             highest_go=scores.highest_go,
             head_map=head_map(smaller),
         )
-        self._say(f"round {round_}: pruned {_counted(gone)} by {plan.prune_by}, {len(heads(smaller))} left")
+        self._say(f"round {round_}: pruned {several(len(gone), 'head')} by {plan.prune_by}, {len(heads(smaller))} left")
 
     def _measure(self, round_: int) -> None:
         plan, found, initial = self.settings, measure(self.model, self.text), self._initial()
@@ -180,7 +181,7 @@ class _Cycle:
             added_heads=_named(new),
             **found,
         )
-        self._say(f"round {round_}: grew {_counted(new)} by {plan.grow_by}, perplexity {found['perplexity']:.3f}")
+        self._say(f"round {round_}: grew {several(len(new), 'head')} by {plan.grow_by}, perplexity {found['perplexity']:.3f}")
 
     def _learn(self, round_: int) -> None:
         plan, grown = self.settings, self.journal.newest("growth")
@@ -286,10 +287,6 @@ class _Cycle:
 def recovery(initial: float, pruned: float, final: float) -> float:
     """How much of what pruning cost has come back: 1 is all of it, more is better than before. 0 where it cost nothing."""
     return (pruned - final) / (pruned - initial) if pruned > initial else 0.0
-
-
-def _counted(which: Sized) -> str:
-    return f"{len(which)} head{'s' * (len(which) != 1)}"
 
 
 def _named(chosen: list[Head]) -> list[dict[str, int]]:

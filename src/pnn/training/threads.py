@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from pnn.numbers import several
 from pnn.runs import read_environment
 from pnn.turns import take_turns
 
@@ -25,15 +26,15 @@ SECONDS = 0.6  # for all numbers of threads together
 def choose_threads(run: Path, resume: bool, width: int) -> str:
     """Set torch's number of threads for this run of a model of this width; returns it in words."""
     if "OMP_NUM_THREADS" in os.environ:
-        return f"with {_threads(torch.get_num_threads())} (OMP_NUM_THREADS)"
+        return f"with {several(torch.get_num_threads(), 'thread')} (OMP_NUM_THREADS)"
     before = _of_the_run(run) if resume else None
     if before is not None and before <= (os.cpu_count() or 1):
         torch.set_num_threads(before)
-        return f"with {_threads(before)}, as it began"
+        return f"with {several(before, 'thread')}, as it began"
     most = torch.get_num_threads()
     chosen = fastest(most, width)
     torch.set_num_threads(chosen)
-    return f"with {_threads(chosen)}" + (f" ({most} are slower just now)" if chosen < most else "")
+    return f"with {several(chosen, 'thread')}" + (f" ({most} are slower just now)" if chosen < most else "")
 
 
 def fastest(most: int, width: int) -> int:
@@ -58,7 +59,3 @@ def fastest(most: int, width: int) -> int:
 
 def _of_the_run(run: Path) -> int | None:
     return read_environment(run)["hardware"]["threads"] if (run / "environment.json").exists() else None
-
-
-def _threads(number: int) -> str:
-    return f"{number} thread{'s' * (number != 1)}"
