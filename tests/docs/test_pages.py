@@ -23,6 +23,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -258,18 +259,17 @@ def test_the_first_page_is_the_whole_path(here, start_pnn):
     "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if page != START]
 )
 def test_a_page_runs(page, here, quickstart_runs, start_pnn, undrawn):
+    from pnn.nn.updates import UPDATES
     from pnn.plasticity.architectures import ARCHITECTURES
 
-    known = dict(ARCHITECTURES)
     if "runs/quickstart/" in "".join(block.code for block in runnable(page)):
         shutil.copytree(quickstart_runs, here, dirs_exist_ok=True, symlinks=True)
     try:
-        run_page(page, here, start_pnn)
+        with patch.dict(ARCHITECTURES), patch.dict(UPDATES):  # a page adds one
+            run_page(page, here, start_pnn)
     finally:
         for file in (block.file for block in runnable(page) if block.file is not None):
             forget_file(file, here)
-        ARCHITECTURES.clear()
-        ARCHITECTURES.update(known)  # a page adds one
     if page == "docs/howto/analysis.md":  # an analysis was added from end to end, and is gone again
         run = here / "runs/quickstart/pnn"
         found = json.loads((run / "analysis/confidence.json").read_text())["findings"]["surer_at_every_step"]

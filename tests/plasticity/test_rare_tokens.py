@@ -253,7 +253,7 @@ def test_whoever_goes_on_after_a_kill_learns_from_the_same_pieces(reader, read, 
 
 
 def test_where_a_speed_is_asked_for_rare_tokens_stay(reader, read, tmp_path, monkeypatch):
-    monkeypatch.setattr(shrinking, "faster", lambda *_: [])
+    monkeypatch.setattr(shrinking, "faster", lambda *_, **__: [])
     plan = ShrinkSettings(faster=1.01, kinds=("token", "neuron"), **PLAN)
     found = shrink(model_for(reader), read, tmp_path / "work", plan, tokenizer=reader)
     assert found.summary["rare_tokens"] == 0
