@@ -8,6 +8,8 @@ import os
 import subprocess
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from pnn import files
 from pnn.errors import UserError
@@ -207,3 +209,14 @@ def test_writing_between_marks(tmp_path):
     assert page.read_text() == "before\n<!-- table -->\nnew\n<!-- /table -->\nafter\n"
     with pytest.raises(ValueError, match="no marks for tables"):
         write_between(page, "tables", "new")
+
+
+def test_whoever_may_read_a_folder_may_read_its_weights(tmp_path):
+    """safetensors makes files for their owner alone."""
+    before = os.umask(0o022)
+    try:
+        with new_folder(tmp_path / "folder") as partial:
+            save_file({"w": torch.ones(2)}, partial / "w.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "folder" / "w.safetensors").stat().st_mode & 0o777 == 0o644

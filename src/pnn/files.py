@@ -74,8 +74,10 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         with room_on_disk(target):
             yield partial
+            readers = partial.stat().st_mode & 0o666
             for file in partial.rglob("*"):
                 if file.is_file():
+                    file.chmod(readers)  # safetensors gives its files to their owner alone, whatever the umask says
                     with open(file, "rb") as f:
                         os.fsync(f.fileno())
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import TypeVar
 
 from rich.console import Console
@@ -27,8 +27,8 @@ def say(text: str) -> None:
 
 
 def track(items: Iterable[T], label: str) -> Iterator[T]:
-    """Go through items of unknown number, showing that something happens."""
-    with Bars({label: None}) as bars:
+    """Go through items, showing how far it has come; their number may not be known."""
+    with Bars({label: len(items) if isinstance(items, Sized) else None}) as bars:
         for count, item in enumerate(items, 1):
             yield item
             bars.update(label, count)

@@ -149,6 +149,9 @@ def find_checkpoint(run: str | Path) -> Path | str:
         inside = sorted(str(folder.parent) for folder in path.glob("*/checkpoints"))
         hint = f"; did you mean {' or '.join(inside[:3])}?" if inside else ""
         raise UserError(f"{run} holds no checkpoint (looked for checkpoints/best, checkpoints/last and config.json){hint}")
+    if path.is_symlink():
+        there = os.readlink(path)
+        raise UserError(f"{run} links to {there}, which is not there: copy checkpoints with cp -rL, or pnn export them")
     # before the hub is asked: without a network that takes half a minute
     if meant := closest(path.name, sorted(other.name for other in path.parent.glob("*/"))):
         raise UserError(f"no run or checkpoint at {run}; did you mean {path.parent / meant}?")

@@ -359,3 +359,15 @@ def test_brackets_in_names_are_shown_as_they_are(capsys):
     shown = capsys.readouterr().out
     assert "kinds=[head]" in shown
     assert "[/a]" in shown
+
+
+def test_a_checkpoint_that_was_copied_as_a_link(pnn_command, trained_run, tmp_path):
+    """As `cp -r run/checkpoints/best model` does."""
+    (tmp_path / "model").symlink_to((trained_run / "checkpoints" / "best").readlink())
+    fails(pnn_command, "evaluate", tmp_path / "model", says=("model links to step-", "cp -rL"))
+
+
+def test_a_folder_that_may_be_on_the_hub(pnn_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    fails(pnn_command, "fill", "models/pnn-base", "a [MASK] .", says=("there is no folder models/pnn-base here, and",))

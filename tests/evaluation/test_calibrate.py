@@ -21,6 +21,7 @@ from pnn.evaluation.choosing import check_can_be_calibrated, fastest, settings, 
 from pnn.evaluation.masked import evaluate_masked
 from pnn.models.loading import load_run
 from pnn.nn.packing import only_at
+from pnn.turns import LEAST
 
 # A model that is right from its second step on ------------------------------------------------------------------------
 
@@ -380,3 +381,28 @@ def test_numbers_of_steps_that_training_drew_are_tried():
     assert [setting.changes["num_steps"] for setting in settings(drawn)] == [4, 3, 2]
     hybrid = pnn.PNNConfig(schedule=[0, 1, 2], repeat=[1, 2], num_steps=6)
     assert [setting.changes["num_steps"] for setting in settings(hybrid)] == [6]
+
+
+def test_every_setting_is_told_of(shaken, monkeypatch):
+    monkeypatch.setattr(room, "SECONDS", 0.01)
+    told = []
+
+    def progress(items, label):
+        told.append((label, len(items)))
+        return items
+
+    rows = calibrate(shaken, Lines(60), np.arange(60), 0.5, mask_probability=0.3, progress=progress)["rows"]
+    timed = sum(row["seconds"] is not None for row in rows)
+    assert told == [("measuring, setting", len(rows)), ("timing, warming up", timed)]
+
+
+def test_a_slow_model_is_timed_on_fewer_batches(shaken, monkeypatch):
+    """As many as a pass in the first setting gets through."""
+    monkeypatch.setattr(room, "SECONDS", 0.0)
+    seen = []
+    monkeypatch.setattr(room, "predictions", lambda model, batch: seen.append(batch))
+    for longest, batches in ((60.0, [1, 2, 3]), (0.0, [1])):
+        monkeypatch.setattr(room, "LONGEST", longest)
+        seen.clear()
+        room._timed(shaken, settings(shaken.config)[:1], [1, 2, 3], lambda items, _: items)
+        assert seen == batches * (1 + 1 + LEAST)  # to see how many, to warm up, and timed

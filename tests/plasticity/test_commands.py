@@ -10,9 +10,10 @@ import torch
 import transformers as hf
 from small_cycles import language
 
+import pnn
 from pnn.errors import UserError
 from pnn.models.loading import load_any
-from pnn.plasticity import Text, cycle, heads, load, prune
+from pnn.plasticity import Text, cycle, heads, load, prune, save
 
 
 @pytest.fixture
@@ -158,3 +159,18 @@ def test_growing_where_there_is_no_place(pnn_command, saved):
     refused(pnn_command, "prune", "model", "--output", "new", "--ratio", 25, says="cannot prune 25 of the heads: expected")
     refused(pnn_command, "prune", "model", "--output", "new", "--by", "best", says="there is no 'best' to prune by")
     assert not Path("new").exists()
+
+
+def test_heads_that_a_score_cannot_tell_apart_are_told(pnn_command, tmp_path, monkeypatch, tokenizer):
+    """k = F / ‖F‖ does not change with the scale of F, so the gradients to two heads are opposite."""
+    monkeypatch.chdir(tmp_path)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 24}
+    config = pnn.DDLConfig(**sizes, num_hidden_layers=2, vocab_size=len(tokenizer))
+    torch.manual_seed(0)
+    save(pnn.DDLForCausalLM(config), "model", tokenizer)
+    Path("text.txt").write_text(language())
+    told = "heads of layers 0, 1 are worth the same: --by contribution may tell them apart"
+    for by, says in (("gradient", True), ("contribution", False), ("random", False)):
+        code, _, err = pnn_command("plasticity", "score", "model", "--data", "text.txt", "--by", by)
+        assert code == 0, err
+        assert (told in " ".join(err.split())) is says

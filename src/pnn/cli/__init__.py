@@ -149,6 +149,7 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         app()
     except KeyboardInterrupt:
+        print("pnn: stopped", file=sys.stderr)
         sys.exit(130)
     except (UserError, OSError) as error:
         # what the operating system refuses (a full disk, no permission) is for the user to mend too, not a bug

@@ -51,7 +51,7 @@ def calibrate(
         return
     with out_of_memory_says(lambda: smaller_batches("calibrate", run, batch_tokens or 8192)):
         if is_fine_tuned(run):
-            result = calibrate_classifier(run, lose / 100, data=data, batch_tokens=batch_tokens)
+            result = calibrate_classifier(run, lose / 100, progress=track, data=data, batch_tokens=batch_tokens)
         else:
             result = calibrate_run(run, lose / 100, progress=track, data=data, batch_tokens=batch_tokens)
     if as_json:

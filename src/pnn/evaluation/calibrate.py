@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from pnn.data.batches import evaluation_batches, special_tokens
-from pnn.data.shards import Progress, TokenSet
+from pnn.data.shards import Progress, TokenSet, quietly
 from pnn.evaluation.choosing import MASKED, TIMED_TOKENS, Batch, check_can_be_calibrated, choose, folder_of, store
 from pnn.evaluation.reading import reading_of, text_to_measure
 from pnn.models.base import MaskedLMBase
@@ -34,6 +34,7 @@ def calibrate(
     mask_seed: int = 0,
     batch_tokens: int = 16384,
     precision: torch.dtype = torch.float32,
+    progress: Progress = quietly,
 ) -> dict[str, Any]:
     """The fastest setting of a PNN that loses at most `lose` of accuracy (0.003: 0.3 points), and what it costs. The model
     stays as it is: `found["changes"]` are the keys of its config to set."""
@@ -45,7 +46,7 @@ def calibrate(
         of_token = np.repeat(indices, packed.cu_seqlens.diff().numpy())
         hidden = replace(packed, input_ids=masked.input_ids)
         batches.append(Batch(hidden, masked.positions, masked.labels, of_token[masked.positions.numpy()]))
-    return choose(model, batches, lose, MASKED, precision)
+    return choose(model, batches, lose, MASKED, precision, progress)
 
 
 def calibrate_run(
@@ -60,7 +61,7 @@ def calibrate_run(
     """Calibrate RUN's best checkpoint on its held-out text, or on `data`, and store the setting in its config.json."""
     folder = folder_of(run)
     check_can_be_calibrated(read_config(folder), lose)
-    loaded = load_run(folder, device=device)
+    loaded = load_run(folder, device=device, of_decoders="calibrate takes those and classifiers")
     reading = reading_of(loaded)
     tokens, sequences = text_to_measure(run, loaded, reading, data, "calibrate it on", progress)
     found = calibrate(
@@ -72,6 +73,7 @@ def calibrate_run(
         mask_seed=reading.evaluation.mask_seed,
         batch_tokens=batch_tokens or min(reading.evaluation.batch_tokens, TIMED_TOKENS),
         precision=loaded.precision,
+        progress=progress,
     )
     store(folder, found["changes"])
     users = "fill, evaluate, finetune and export"

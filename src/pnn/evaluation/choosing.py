@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from transformers import PreTrainedModel
 
 from pnn import runs
 from pnn.data.batches import PackedBatch
+from pnn.data.shards import Progress, quietly
 from pnn.errors import UserError
 from pnn.evaluation.passes import PackedShape, made_of, to_device
 from pnn.files import sha256, write_json
@@ -43,11 +45,13 @@ from pnn.results import Json
 from pnn.runs import read_json
 from pnn.schedule import drawn_from, period
 from pnn.stats import ratio_interval
-from pnn.turns import take_turns
+from pnn.turns import synchronize, take_turns
 
 FEWEST = 100  # targets in either half, where nothing may be lost
 TIMED_TOKENS = 8192  # of the batches whose time is measured
 SECONDS = 0.3  # for each setting
+LONGEST = 1.0  # seconds of a timed pass
+WARM_UP = 3  # passes of each setting on a GPU
 SETTLED = (0.2, 0.4, 0.6, 0.8, 0.95)  # shares of tokens that settle at the thresholds that are tried
 
 
@@ -167,7 +171,12 @@ def in_force(model: PreTrainedModel, setting: Setting) -> Iterator[None]:
 
 @torch.no_grad()
 def choose(
-    model: PreTrainedModel, batches: list[Batch], lose: float, asked: Asked, precision: torch.dtype = torch.float32
+    model: PreTrainedModel,
+    batches: list[Batch],
+    lose: float,
+    asked: Asked,
+    precision: torch.dtype = torch.float32,
+    progress: Progress = quietly,
 ) -> dict[str, Any]:
     """The fastest setting that loses at most `lose` of accuracy (0.003: 0.3 points), and what it costs. The model stays as it
     is: `found["changes"]` are the keys of its config to set."""
@@ -179,14 +188,16 @@ def choose(
 
     with predicting(model, precision):
         every = [*settings(model.config), *halting_settings(model, sample, asked)]
-        measured = [_measured(model, setting, batches, len(targets), asked) for setting in every]
+        measured = [
+            _measured(model, setting, batches, len(targets), asked) for setting in progress(every, "measuring, setting")
+        ]
         right = [hits for hits, _ in measured]
         lost = [
             {name: ratio_interval((right[0] - hits)[at], targets[at]) for name, at in (("chose", half), ("checked", ~half))}
             for hits in right
         ]
         timed = [setting for setting, one in zip(every, lost, strict=True) if one["chose"].value <= lose]
-        seconds = _timed(model, timed, sample)  # others cannot be chosen
+        seconds = _timed(model, timed, sample, progress)  # others cannot be chosen
 
     rows: list[dict[str, Any]] = []
     for setting, (hits, flops), one in zip(every, measured, lost, strict=True):
@@ -296,17 +307,33 @@ def _inputs(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
     return shape.inputs(to_device(flat, model.device)) | {"last_at": None, "return_dict": True}
 
 
-def _timed(model: PreTrainedModel, every: list[Setting], batches: list[Batch]) -> dict[str, float]:
-    """Median seconds of these batches, all settings in turns."""
+def _timed(model: PreTrainedModel, every: list[Setting], batches: list[Batch], progress: Progress) -> dict[str, float]:
+    """Median seconds of these batches, all settings in turns; of as many of them as take a second without leaving anything out,
+    or a large model on a CPU would take a quarter of an hour."""
+    few = batches[: _within(LONGEST, model, every[0], batches)]
 
     def run(setting: Setting) -> None:
         with in_force(model, setting):
-            for batch in batches:
+            for batch in few:
                 predictions(model, batch)
 
+    for setting in progress([*every] * (WARM_UP if model.device.type == "cuda" else 1), "timing, warming up"):
+        run(setting)
     turns = {setting.said: lambda setting=setting: run(setting) for setting in every}
-    times = take_turns(turns, model.device, SECONDS * len(every))
+    times = take_turns(turns, model.device, SECONDS * len(every), warm_up=0)
     return {name: float(np.median(taken)) for name, taken in times.items()}
+
+
+def _within(seconds: float, model: PreTrainedModel, setting: Setting, batches: list[Batch]) -> int:
+    """How many batches a pass in this setting gets through in the time, one at least."""
+    started = time.perf_counter()
+    with in_force(model, setting):
+        for number, batch in enumerate(batches, 1):
+            predictions(model, batch)
+            synchronize(model.device)
+            if time.perf_counter() - started > seconds:
+                return number
+    return len(batches)
 
 
 # Storing ----------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pnn import runs
+from pnn.data.shards import Progress, quietly
 from pnn.errors import UserError
 from pnn.evaluation.choosing import Asked, Batch, check_can_be_calibrated, choose, folder_of, store
 from pnn.finetuning import classifiers
@@ -55,11 +56,12 @@ def calibrate(
     *,
     batch_size: int = 32,
     precision: torch.dtype = torch.float32,
+    progress: Progress = quietly,
 ) -> dict[str, Any]:
     """The fastest setting of a classifier that loses at most `lose` of accuracy (0.003: 0.3 points), and what it costs. The
     model stays as it is: `found["changes"]` are the keys of its config to set."""
     check_can_be_calibrated(model.config, lose)
-    return choose(model, batches_of(sets, batch_size), lose, asked_of(model), precision)
+    return choose(model, batches_of(sets, batch_size), lose, asked_of(model), precision, progress)
 
 
 def is_fine_tuned(run: str | Path) -> bool:
@@ -76,6 +78,7 @@ def calibrate_run(
     run: str | Path,
     lose: float,
     *,
+    progress: Progress,
     data: str | None = None,
     batch_tokens: int | None = None,
     device: str | None = None,
@@ -100,6 +103,7 @@ def calibrate_run(
     if batch_tokens is not None:
         batch_size = max(1, batch_tokens // max(int(one.lengths.max()) for one in sets))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    found = calibrate(model.float().to(device), sets, lose, batch_size=batch_size, precision=predicts_in(device))
+    model = model.float().to(device)
+    found = calibrate(model, sets, lose, batch_size=batch_size, precision=predicts_in(device), progress=progress)
     store(folder, found["changes"])
     return {"checkpoint": str(folder), "source": f"{task.name}, dev", "users": USERS, **found}

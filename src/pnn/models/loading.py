@@ -264,7 +264,8 @@ def _failing_as(name: str | Path, what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{name}: cannot load a {what} ({first_line(error)})") from error
+        here = "" if Path(name).exists() else f"there is no folder {name} here, and "
+        raise UserError(f"{here}{name}: cannot load a {what} ({first_line(error)})") from error
 
 
 def _check_whole(name: str | Path, info: dict[str, Any], counts: Callable[[str], bool] = lambda key: True) -> None:

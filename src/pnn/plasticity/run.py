@@ -26,11 +26,13 @@ from pnn.plasticity.phases import prune_heads
 from pnn.plasticity.scores import Scores, score
 from pnn.plasticity.settings import CycleSettings, check
 from pnn.plasticity.text import Text, read_text
+from pnn.progress import say
 from pnn.runs import read_json
 
 WITHOUT_TEXT = ("magnitude", "random", "balanced")
 SCORE_ROWS = CycleSettings.score_rows
 BATCH_ROWS = CycleSettings.batch_rows
+LEVEL = 1e-5  # of a score: so close are two that rounding alone keeps apart
 
 
 def open_model(model: str) -> Loaded[Any]:
@@ -149,7 +151,23 @@ def run_grow(
 
 def _scores(loaded: Loaded[Any], data: str | None, method: str, length: int | None, seed: int, progress: Progress) -> Scores:
     batches = None if method in WITHOUT_TEXT else _batches(loaded, data, method, length, progress)
-    return score(loaded.model, batches, method, seed=seed)
+    scores = score(loaded.model, batches, method, seed=seed)
+    if layers := level_layers(scores):
+        where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {', '.join(map(str, layers))}"
+        say(f"note: by {method} all heads of {where} are worth the same: --by contribution may tell them apart")
+    return scores
+
+
+def level_layers(scores: Scores) -> list[int]:
+    """Layers whose heads, two or more, all have one score, but for rounding."""
+    of_layer: dict[int, list[float]] = {}
+    for (layer, _), value in scores.items():
+        of_layer.setdefault(layer, []).append(value)
+    return [
+        layer
+        for layer, values in of_layer.items()
+        if len(values) > 1 and max(values) - min(values) <= LEVEL * max(map(abs, values))
+    ]
 
 
 def _batches(
