@@ -1,6 +1,6 @@
 """From finished sweeps to measured/, result.json, the figures and the tables of README.md.
 
-python results/more_steps/collect.py small RUNS   # the folder that run.sh wrote; text: with TEXT
+python results/more_steps/collect.py small RUNS   # the folder that run.sh wrote; text, text_lower: with TEXT
 python results/more_steps/collect.py              # what is in measured/
 """
 
@@ -23,7 +23,7 @@ from pnn.stats import SUPPORTED, student
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
-TEXTS = {"small": "the harder embedded corpus", "text": "Wikipedia"}
+TEXTS = {"small": "the harder embedded corpus", "text": "Wikipedia", "text_lower": "Wikipedia, at a lower rate"}
 UPDATES = {"gated": "gated (the paper)", "rewrite": "rewriting"}
 TRAINED = {
     "fixed": "always 4 steps",
