@@ -33,8 +33,8 @@ def shrink(
         ),
     ] = "fisher",
     rounds: Annotated[
-        int, typer.Option(help="Prune in so many rounds, each with scores anew. With --speed there is one.", min=1)
-    ] = 4,
+        int, typer.Option(help="Prune in so many rounds and score what is left anew in each. With --speed: one.", min=1)
+    ] = 1,
     repair: Annotated[bool, typer.Option(help="Adjust the remaining weights to replace what was removed.")] = True,
     teacher: Annotated[str, typer.Option(help="What to learn from the original: logits, states (both) or none.")] = "logits",
     lora: Annotated[

@@ -1,8 +1,8 @@
 """From a model to a smaller one: measure, prune units of all kinds within one budget, let what remains take over what went
 (`repair`), learn with the model as the teacher (`teaching`), measure again.
 
-Units go in rounds: what one is worth changes when others go, so after each part of the budget all that is left is scored anew,
-on other rows.
+Units may go in rounds: what one is worth changes when others go, so after each part of the budget all that is left is scored
+anew, on other rows.
 
 Three phases with a journal, as a cycle has: whatever a kill leaves behind a finished phase is thrown away and done again. The
 same model, text and settings give the same bits on a CPU, but for what goes where a speed was asked for: that is measured, and
@@ -70,7 +70,7 @@ class ShrinkSettings:
     faster: float | None = None  # times as fast at reading, on this machine; one of the two is given
     kinds: tuple[str, ...] = KINDS
     by: str = SHARING
-    rounds: int = 4  # of scoring and pruning; one where a speed is asked for, since a round's part of it is too small to time
+    rounds: int = 1  # of scoring and pruning; one where a speed is asked for, since a round's part of it is too small to time
     repair: bool = True  # in closed form, on the rows that units are scored on
     teacher: str = "logits"  # what is learnt of the unpruned model; none learns the text
     lora: int | None = (
