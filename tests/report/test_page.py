@@ -254,6 +254,12 @@ def test_several_runs_are_a_list_with_one_entry_for_each(pnn: Path, bert: Path) 
     assert "<li>" not in summary(load_runs([pnn]))
 
 
+def test_two_curves_are_not_told_of_as_one(pnn: Path, tmp_path: Path) -> None:
+    text = read(write_report([pnn], tmp_path / "report.html")).text
+    assert "If accuracy is still rising at the right" in text  # beside it stands the loss, which falls
+    assert "A curve that is still rising" not in text
+
+
 def test_runs_on_different_text_are_not_compared(pnn: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", [0.1, 0.2, 0.3], ceiling=False)
     text = read(write_report([pnn, other], tmp_path / "report.html")).text

@@ -184,7 +184,7 @@ def _training(runs: Sequence[MaskedRun], pictures: Path) -> Html:
     figure = training_curves({run.name: run.metrics for run in runs}, ceilings.pop() if len(ceilings) == 1 else None)
     reading = (
         "The loss is that of the last step alone, which all models have; pale lines are single updates, full ones their "
-        "running mean. A curve that is still rising at the right would probably have gained from more training."
+        "running mean. If accuracy is still rising at the right, more training would probably have helped."
     )
     picture = _picture(figure, "training_curves", pictures, "Training loss and held-out accuracy against updates")
     return section("How did training go?", tag("p", reading), picture)
