@@ -254,6 +254,25 @@ def test_several_runs_are_a_list_with_one_entry_for_each(pnn: Path, bert: Path) 
     assert "<li>" not in summary(load_runs([pnn]))
 
 
+def test_a_run_that_takes_no_figures_has_them_beside_its_page(pnn: Path, tmp_path: Path) -> None:
+    before = (pnn / "config.yaml").read_text()
+    (pnn / "figures").write_text("a file: no folder of this name can be made")
+    page = write_report([pnn], tmp_path / "elsewhere" / "report.html")
+    assert (tmp_path / "elsewhere" / "figures" / "accuracy_by_step.png").exists()
+    assert "Does refining again help?" in read(page).text
+    assert (pnn / "config.yaml").read_text() == before
+
+
+def test_a_run_whose_figures_are_kept_has_new_ones_beside_the_page(
+    pnn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pnn / "figures").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # tests may run as root, who may write anywhere
+    write_report([pnn], tmp_path / "elsewhere" / "report.html")
+    assert list((pnn / "figures").iterdir()) == []
+    assert (tmp_path / "elsewhere" / "figures" / "accuracy_by_step.png").exists()
+
+
 def test_two_curves_are_not_told_of_as_one(pnn: Path, tmp_path: Path) -> None:
     text = read(write_report([pnn], tmp_path / "report.html")).text
     assert "If accuracy is still rising at the right" in text  # beside it stands the loss, which falls
