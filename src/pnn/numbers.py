@@ -35,6 +35,12 @@ def several(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
+def words_unknown(number: int) -> str:
+    """Of a text that a model was given."""
+    words = "1 word of it is" if number == 1 else f"{number:,} words of it are"
+    return f"{words} not in the model's vocabulary: it read [UNK] there"
+
+
 def halting(halt: Mapping[str, Any]) -> str:
     """When tokens stop, as a model's config says it: by change, 0.1."""
     first = halt.get("min_steps", 1)

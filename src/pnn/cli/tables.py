@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pnn.evaluation.fill import Filled
 from pnn.kinds import of_result
-from pnn.numbers import bare_per_cent, count, estimate, halting, interval, per_cent, short_count
+from pnn.numbers import bare_per_cent, count, estimate, halting, interval, per_cent, short_count, words_unknown
 from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Json, Prediction, Tasks, TaskScore, texts_of
 
 FILE_COLUMNS = 160
@@ -190,8 +190,7 @@ def print_filled(filled: Filled, unit: str, read: Collection[int]) -> None:
     if any(step not in read for step in range(1, len(filled.get("by_step", [[]])[0]))):
         print(f"grey: {unit}s that were not trained to be read\n")
     if unknown := filled.get("unknown"):
-        words = "1 word of it is" if unknown == 1 else f"{unknown} words of it are"
-        print(f"{words} not in the model's vocabulary: it read [UNK] there\n")
+        print(f"{words_unknown(unknown)}\n")
 
 
 def print_benchmark(result: dict[str, Any]) -> None:

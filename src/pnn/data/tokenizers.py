@@ -166,6 +166,14 @@ def check_masks(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
         raise UserError(f'the tokenizer "{name}" has no mask or pad token, which masked language modelling needs')
 
 
+def unknown_token(tokenizer: PreTrainedTokenizerFast) -> int | None:
+    """What stands for text that the vocabulary cannot express. None where nothing does: GPT-2 gives its end of text this name
+    as well, and writes any text in bytes."""
+    unknown = tokenizer.unk_token_id
+    others = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
+    return None if unknown is None or unknown in others else int(unknown)
+
+
 def end_of_text(tokenizer: PreTrainedTokenizerFast) -> int:
     """The token that ends a document: GPT-2's end of text, or [SEP]."""
     for token in (tokenizer.eos_token_id, tokenizer.sep_token_id):
