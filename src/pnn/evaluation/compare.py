@@ -27,6 +27,7 @@ from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint, w
 from pnn.memory import out_of_memory_says
 from pnn.models.loading import Loaded, check_masked, load_any, longest_input
 from pnn.models.registry import kind_of
+from pnn.numbers import unknown_tokens
 from pnn.results import ComparedRun, Comparison
 
 # What decides which lines a run has never seen
@@ -79,6 +80,9 @@ def compare_runs(
             measured.append(evaluate(one.model, tokens, chosen, **how, batch_tokens=batch, precision=one.precision))
     labels, totals = runs.short_names(names), [one["by_sequence"] for one in measured]
     notes = [] if other is not None else _notes_on_text(labels, configs)
+    unknown = measured[0].get("unknown_tokens", 0.0)
+    if said := unknown_tokens(unknown, tokens.manifest["name"] if other is None else other.source, "their"):
+        notes.append(f"{said}.")
     first = [(0, later) for later in range(1, len(names))]
     pairs = list(itertools.combinations(range(len(names)), 2))
     judged: Any = "loss" if causal else "accuracy"
@@ -89,6 +93,7 @@ def compare_runs(
         "max_length": data.max_length,
         **({"stride": stride or data.max_length} if causal else masks),
         "same_targets": True,  # earlier versions also compared runs of different tokenizers
+        **({"unknown_tokens": unknown} if unknown else {}),
         "draws": DRAWS,
         "runs": [_describe(*one) for one in zip(labels, names, loaded, measured, strict=True)],
         "against_first": differences(labels, totals, first, judged),

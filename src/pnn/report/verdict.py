@@ -9,11 +9,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pnn.differences import paired
-from pnn.numbers import INTERVAL, bare_per_cent, count, interval, per_cent, per_cent_interval, points
+from pnn.numbers import (
+    INTERVAL,
+    NOTED_UNKNOWN,
+    bare_per_cent,
+    count,
+    interval,
+    per_cent,
+    per_cent_interval,
+    points,
+    roughly,
+    unknown_tokens,
+)
 from pnn.report.loading import E, MaskedRun, Run
 from pnn.report.markup import Html, html, join, tag
 from pnn.report.settings import recipe_differences
-from pnn.results import Commonest, MaskedText, same_targets
+from pnn.results import Commonest, MaskedText, Text, same_targets
 from pnn.stats import SUPPORTED, Estimate, independent_difference, verdict
 
 NUMBER_WORDS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six"}
@@ -36,7 +47,7 @@ def text_name(source: str) -> str:
 def summary(runs: Sequence[MaskedRun]) -> Html:
     """What was compared, how each run did, whether refining again helped, and who is ahead."""
     refined = [run.is_refiner and run.evaluation["num_steps"] > 1 for run in runs]
-    told = [[_score(run), *([_gain(run)] if again else [])] for run, again in zip(runs, refined, strict=True)]
+    told = [[_score(run), *([_gain(run)] if again else []), *unknown(run)] for run, again in zip(runs, refined, strict=True)]
     return lead(_setting(runs), told, _comparison(runs) if len(runs) > 1 else [])
 
 
@@ -69,6 +80,18 @@ def _score(run: MaskedRun) -> Html:
     described = f" ({run.describe()}, {count(measured['parameters'])} parameters) predicts "
     score = f" of them right, {INTERVAL} {per_cent_interval(measured['accuracy_interval'])}"
     return join([_bold(run.name), described, _bold(per_cent(measured["accuracy"])), score, _beside(measured), "."])
+
+
+def unknown(run: Run[Any]) -> list[Html]:
+    """Where its vocabulary cannot express the text that it was judged on."""
+    said = unknown_tokens(run.evaluation.get("unknown_tokens", 0.0), text_name(run.evaluation["source"]))
+    return [] if said is None else [html(f"But {said}.")]
+
+
+def unknown_beside(one: Text) -> str:
+    """The same in a table, behind a text's name."""
+    share = one.get("unknown_tokens", 0.0)
+    return f", {roughly(share)} of the tokens [UNK]" if share > NOTED_UNKNOWN else ""
 
 
 def _beside(measured: MaskedText) -> str:
