@@ -67,10 +67,10 @@ def halting(halt: Mapping[str, Any]) -> str:
     return f"by {halt['criterion']}, {halt['threshold']:.9g}" + (f", after {steps} at the earliest" if first > 1 else "")
 
 
-def points(fraction: float) -> str:
+def points(fraction: float, digits: int = 1) -> str:
     """A difference of two percentages."""
-    text = bare_per_cent(fraction)
-    return f"{text} point{'' if abs(round(100 * fraction, 1)) == 1 else 's'}"
+    text = bare_per_cent(fraction, digits)
+    return f"{text} point{'' if abs(round(100 * fraction, digits)) == 1 else 's'}"
 
 
 def interval(ends: Sequence[float], digits: int = 1, *, scale: float = 100) -> str:

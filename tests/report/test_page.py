@@ -241,6 +241,15 @@ def test_runs_are_told_apart_only_by_more_than_chance(pnn: Path, tmp_path: Path)
     assert (high - low) / 2 == pytest.approx(0.0115 * 2**0.5)
 
 
+def test_an_end_that_would_be_written_as_zero_has_two_digits(pnn: Path, tmp_path: Path) -> None:
+    """As in `pnn compare`: what holds does not look as if it did not."""
+    ahead = make_run(tmp_path / "ahead", [0.1, 0.2, 0.8401], bert=True)
+    assert "is 1.65\u00a0points ahead of" in summary(load_runs([pnn, ahead]))
+    assert "(95\u00a0% interval 0.02–3.28: holds)" in summary(load_runs([pnn, ahead]))
+    near = make_run(tmp_path / "near", [0.1, 0.2, 0.83], bert=True)
+    assert "interval −1.0 to 2.3: undecided; the former" in summary(load_runs([pnn, near]))
+
+
 def test_unequal_recipes_are_named(pnn: Path, bert: Path, tmp_path: Path) -> None:
     longer = make_run(tmp_path / "longer", [0.1, 0.7, 0.8], max_steps=400)
     assert "with the same recipe" in summary(load_runs([pnn, bert]))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
+from pnn.differences import verdict
 from pnn.figures.decoders import decoder_curves
 from pnn.numbers import INTERVAL, count, interval, per_cent
 from pnn.report.loading import DecoderRun
@@ -18,6 +19,7 @@ from pnn.report.verdict import (
     above,
     always_guessing,
     and_list,
+    at_once,
     lead,
     pairing_note,
     text_name,
@@ -63,10 +65,10 @@ def _comparison(runs: Sequence[DecoderRun]) -> list[Html]:
     others, said = [run for run in runs if run is not best], []
     gaps = above(best, others, "loss", lambda e: Estimate(e["loss"], *e["loss_interval"]))
     for run, gap in zip(others, gaps, strict=True):
-        between = f" ({INTERVAL} {interval((-gap)[1:], 3, scale=1)})"
+        between = f" ({INTERVAL} {interval((-gap)[1:], 4, scale=1)}: {verdict(gap)})"
         rest = "." if differs(gap) else ", which the choice of text alone can make."
-        said.append(join([tag("b", best.name), f" is {-gap.value:.3f} nats below ", tag("b", run.name), between, rest]))
-    return [*said, html("Each run is one seed; what holds for these runs need not hold for the architectures.")]
+        said.append(join([tag("b", best.name), f" is {-gap.value:.4f} nats below ", tag("b", run.name), between, rest]))
+    return [*said, *at_once(runs), html("Each run is one seed; what holds for these runs need not hold for the architectures.")]
 
 
 def results_table(runs: Sequence[DecoderRun]) -> Html:

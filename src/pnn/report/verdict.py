@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from pnn.differences import paired
+from pnn import differences
+from pnn.differences import digits_of, paired
 from pnn.numbers import (
     INTERVAL,
     NOTED_UNKNOWN,
@@ -144,7 +145,11 @@ def _comparison(runs: Sequence[MaskedRun]) -> list[Html]:
     others = [run for run in runs if run is not best]
     gaps = above(best, others, "correct", lambda e: Estimate(e["accuracy"], *e["accuracy_interval"]))
     sentences = [_against(best, run, gap) for run, gap in zip(others, gaps, strict=True)]
-    return [*sentences, html("Each run is one seed; what holds for these runs need not hold for the architectures.")]
+    return [
+        *sentences,
+        *at_once(runs),
+        html("Each run is one seed; what holds for these runs need not hold for the architectures."),
+    ]
 
 
 def above(
@@ -156,6 +161,14 @@ def above(
     if len(totals) == 1 + len(others):
         return paired(totals, [(place, 0) for place in range(1, len(totals))], measure)
     return [independent_difference(alone(best.evaluation), alone(run.evaluation)) for run in others]
+
+
+def at_once(runs: Sequence[Run[Any]]) -> list[Html]:
+    """Why the intervals of several differences are wider than those of the same runs two at a time."""
+    if len(runs) < 3 or any(run.by_sequence is None for run in runs):
+        return []
+    wider = "so each is wider than `pnn compare` and a report give for two runs alone"
+    return [html(f"These {len(runs) - 1} intervals are right together in 95 % of cases, {wider}.")]
 
 
 def pairing_note(runs: Sequence[Run[Any]]) -> str:
@@ -174,11 +187,12 @@ def pairing_note(runs: Sequence[Run[Any]]) -> str:
 
 def _against(best: MaskedRun, other: MaskedRun, gap: Estimate) -> Html:
     size = _size_ratio(best.evaluation["parameters"], other.evaluation["parameters"])
-    between = f"{INTERVAL} {interval(gap[1:])}"
+    digits = digits_of(gap)
+    between = f"{INTERVAL} {interval(gap[1:], digits)}: {differences.verdict(gap)}"
     if verdict(gap) == SUPPORTED:
-        ahead = f" is {points(gap.value)} ahead of "
+        ahead = f" is {points(gap.value, digits)} ahead of "
         return join([_bold(best.name), ahead, _bold(other.name), f" ({between}), with {size}."])
-    apart = f" cannot be told apart on these masks: {points(gap.value)} between them, {between}"
+    apart = f" cannot be told apart on these masks: {points(gap.value, digits)} between them, {between}"
     return join([_bold(best.name), " and ", _bold(other.name), f"{apart}; the former has {size}."])
 
 
