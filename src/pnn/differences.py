@@ -75,14 +75,18 @@ def verdict(difference: Estimate) -> str:
     return HOLDS if differs(difference) else UNDECIDED
 
 
+def digits_of(difference: Estimate) -> int:
+    """Tenths of a point, unless an end of the interval would be written as zero."""
+    return 1 if min(abs(difference.low), abs(difference.high)) >= 0.0005 else 2
+
+
 def sentence(run: str, against: str, difference: Estimate) -> str:
     """In words that follow from the numbers."""
     value, low, high = difference
     said = verdict(difference)
     if said == EQUAL:
         return f"{run} gets as many right as {against} in every sequence: {said}"
-    # tenths of a point, unless an end of the interval would be written as zero
-    digits = 1 if min(abs(low), abs(high)) >= 0.0005 else 2
+    digits = digits_of(difference)
     if said == UNDECIDED:
         between = interval((low, high), digits)
         return f"{run} differs from {against} by {bare_per_cent(value, digits)} points ({between}): {said}"

@@ -58,6 +58,15 @@ def is_taken(path: Path) -> bool:
     return path.exists() and (not path.is_dir() or any(".partial-" not in inside.name for inside in path.iterdir()))
 
 
+def make_folder(folder: Path) -> None:
+    """Make it, and those above it, if they are not there."""
+    with room_on_disk(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_make(folder, error) from error
+
+
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to fill; it appears under its name only if the block succeeds, and not at all if it fails. Where another

@@ -9,6 +9,8 @@ from typing import Any
 from pnn.results import EstimateJson
 
 INTERVAL = "95 % interval"
+NOTED_UNKNOWN = 0.01  # a share of a text's tokens: more is told
+MOST_UNKNOWN = 0.03  # with more, what is measured by words or bytes would be of another text than was read
 
 
 def written(value: float, digits: int, *, plus: bool = False) -> str:
@@ -30,9 +32,30 @@ def per_cent(fraction: float, digits: int = 1) -> str:
     return f"{bare_per_cent(fraction, digits)} %"
 
 
+def roughly(fraction: float) -> str:
+    """79 %, 2.3 %."""
+    return per_cent(fraction, 0 if fraction >= 0.1 else 1)
+
+
 def several(number: int, what: str) -> str:
     """1 step, 2 steps."""
     return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def words_unknown(number: int) -> str:
+    """Of a text that a model was given."""
+    words = "1 word of it is" if number == 1 else f"{number:,} words of it are"
+    return f"{words} not in the model's vocabulary: it read [UNK] there"
+
+
+def unknown_tokens(share: float, text: str, whose: str = "its") -> str | None:
+    """What to know of numbers that were measured on a text that the tokenizer cannot express. None where that hardly
+    matters."""
+    if share <= NOTED_UNKNOWN:
+        return None
+    little = "little about this text" if share > MOST_UNKNOWN else "nothing about what these stand for"
+    models = "this model" if whose == "its" else "these models"
+    return f"{roughly(share)} of the tokens of {text} are [UNK] to {models}: {whose} numbers say {little}"
 
 
 def halting(halt: Mapping[str, Any]) -> str:
@@ -44,10 +67,10 @@ def halting(halt: Mapping[str, Any]) -> str:
     return f"by {halt['criterion']}, {halt['threshold']:.9g}" + (f", after {steps} at the earliest" if first > 1 else "")
 
 
-def points(fraction: float) -> str:
+def points(fraction: float, digits: int = 1) -> str:
     """A difference of two percentages."""
-    text = bare_per_cent(fraction)
-    return f"{text} point{'' if abs(round(100 * fraction, 1)) == 1 else 's'}"
+    text = bare_per_cent(fraction, digits)
+    return f"{text} point{'' if abs(round(100 * fraction, digits)) == 1 else 's'}"
 
 
 def interval(ends: Sequence[float], digits: int = 1, *, scale: float = 100) -> str:

@@ -199,6 +199,7 @@ class MaskedText(MaskedScores):
     mask_probability: float
     mask_seed: int
     mask_draws: NotRequired[int]
+    unknown_tokens: NotRequired[float]  # the share of the text's tokens that the vocabulary does not have, if any
     halt: NotRequired[dict[str, Any]]  # when tokens stopped, as the model's config says it; without it none did
 
 
@@ -217,8 +218,9 @@ class CausalText(TypedDict):
     loss: float
     loss_interval: Interval
     perplexity: float
-    word_perplexity: float
-    bits_per_byte: float
+    word_perplexity: NotRequired[float]  # both not of a text with many unknown tokens
+    bits_per_byte: NotRequired[float]
+    unknown_tokens: NotRequired[float]  # the share of such tokens, if any
     accuracy: float
     accuracy_interval: Interval
     num_steps: NotRequired[int]  # of a decoder with steps
@@ -343,6 +345,7 @@ class Comparison(TypedDict):
     mask_seed: NotRequired[int]
     stride: NotRequired[int]  # of decoders
     same_targets: bool
+    unknown_tokens: NotRequired[float]  # of the text, to all of the runs
     draws: int
     runs: list[ComparedRun]
     against_first: Differences

@@ -13,7 +13,7 @@ from typing import Any
 
 from pnn.config import RunConfig, load_config
 from pnn.errors import UserError, closest
-from pnn.files import hold, is_taken, remove_leftovers, sha256, write_text
+from pnn.files import hold, is_taken, make_folder, remove_leftovers, sha256, write_text
 from pnn.results import Environment, fits
 
 BY_SEQUENCE = "evaluation_by_sequence.json"  # beside evaluation.json: the totals of every sequence
@@ -60,7 +60,7 @@ def check_free(run: Path, config: RunConfig, resume: bool) -> None:
 
 def claim(run: Path, config: RunConfig, resume: bool) -> None:
     """Make the folder this process's own. Another one may have been faster since `check_free`."""
-    run.mkdir(parents=True, exist_ok=True)
+    make_folder(run)
     hold(run)
     check_free(run, config, resume)
     remove_leftovers(run)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pnn.config import RunConfig, load_config
 from pnn.data.shards import prepare
 from pnn.errors import UserError
-from pnn.files import is_taken, remove_leftovers, write_json, write_text
+from pnn.files import is_taken, make_folder, remove_leftovers, write_json, write_text
 from pnn.kinds import of_result
 from pnn.progress import say, track
 from pnn.results import texts_of
@@ -125,7 +125,7 @@ def _claim(folder: Path, asked: dict[str, Any]) -> None:
             raise UserError(f"{folder} holds another sweep ({was}): choose another --output")
     elif is_taken(folder):
         raise UserError(f"{folder} already holds other files: choose another --output")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     remove_leftovers(folder)
     write_text(held, yaml.safe_dump(asked, sort_keys=False))
 

@@ -333,6 +333,20 @@ def test_a_place_where_no_folder_can_be_made(pnn_command, trained_run, tmp_path)
         assert "partial" not in line
 
 
+def test_every_command_says_so_where_no_folder_can_be_made(pnn_command, trained_run, tiny_config, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    out = tmp_path / "file" / "out"
+    cycle = ("--data", "synthetic", "--prune", 0.5, "--learn-steps", 1, "--batch-size", 2, "--max-length", 16)
+    for command in (
+        ("train", tiny_config(), "--output", out),
+        ("sweep", tiny_config(), "--output", out),
+        ("plasticity", "cycle", trained_run, *cycle, "--output", out),
+    ):
+        line = fails(pnn_command, *command, says=(f"cannot make the folder {out}", "choose a place where folders can be made"))
+        assert "Errno" not in line
+    fails(pnn_command, "report", trained_run, "--output", out / "page.html", says=(f"cannot make the folder {out}",))
+
+
 def test_standard_output_that_is_closed(pnn_command, trained_run, monkeypatch):
     """As the shell closes it, with `>&-`."""
     monkeypatch.setattr("sys.stdout", None)

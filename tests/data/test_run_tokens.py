@@ -103,14 +103,22 @@ def test_runs_of_earlier_versions_read_their_text(pnn_command, run):
     assert pnn_command("evaluate", run)[0] == 2
 
 
-def test_a_model_with_another_tokenizer_is_compared_on_the_same_text_only(pnn_command, run, tmp_path):
+def test_a_model_with_a_shorter_input_is_compared_on_the_same_text_only(pnn_command, run, tmp_path):
     other = tmp_path / "other"
-    code, _, err = pnn_command("train", run / "config.yaml", "--set", "data.vocab_size=50", "--output", other)
+    code, _, err = pnn_command("train", run / "config.yaml", "--set", "data.max_length=12", "--output", other)
     assert code == 0, err
-    code, out, _ = pnn_command("compare", run, other)
-    assert code == 0
-    assert "tokenizers differ" in out
+    code, out, err = pnn_command("compare", run, other, "--json")
+    assert (code, json.loads(out)["max_length"]) == (0, 12), err
     other_text(run)
     code, _, err = pnn_command("compare", run, other)
     assert code == 2
     assert "has changed since the run's tokens were made from it" in err
+
+
+def test_models_of_different_tokenizers_are_not_compared(pnn_command, run, tmp_path):
+    other = tmp_path / "other"
+    code, _, err = pnn_command("train", run / "config.yaml", "--set", "data.vocab_size=50", "--output", other)
+    assert code == 0, err
+    code, out, err = pnn_command("compare", run, other)
+    assert (code, out) == (2, "")
+    assert "have different tokenizers, so their accuracies per token do not compare" in err

@@ -24,7 +24,9 @@ from pnn.data.tokenizers import (
     from_vocabulary,
     load_tokenizer,
     of_synthetic_language,
+    to_continue,
     trained_on,
+    unknown_token,
 )
 from pnn.errors import UserError
 
@@ -226,6 +228,16 @@ def test_a_name_that_is_not_there_offline_is_named(monkeypatch):
 def test_a_model_without_a_tokenizer_gets_no_empty_one(kind, tmp_path):
     getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
     assert error_of(tmp_path).startswith(f'there is no tokenizer in "{tmp_path}" (tokenizer.json')
+
+
+def test_an_end_of_text_is_no_unknown_word():
+    """GPT-2 calls one token both."""
+    backend = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "a": 1}, unk_token="<|endoftext|>"))
+    names = {"eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+    assert unknown_token(transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)) is None
+    ours = of_synthetic_language(16)
+    assert unknown_token(ours) == ours.unk_token_id
+    assert unknown_token(to_continue(ours)) == ours.unk_token_id
 
 
 def test_a_folder_whose_tokenizer_has_no_mask_token_is_refused(tmp_path):

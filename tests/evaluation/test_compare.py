@@ -158,13 +158,11 @@ def test_all_read_what_the_shortest_can(three, tmp_path):
     assert result["runs"][0]["targets"] < compared(*three[:2])["runs"][0]["targets"]
 
 
-def test_another_tokenizer_is_compared_by_lines_and_said(three, tmp_path):
+def test_accuracies_of_different_tokens_are_not_compared(three, tmp_path):
     tokenizer = trained_on(synthetic.paragraphs(50, seed=1), 60, 64)  # fewer pieces than the language has words
     other = save(tmp_path / "other", small(tokenizer), tokenizer)
-    result = compared(three[0], other)
-    assert not result["same_targets"]
-    assert result["runs"][0]["targets"] != result["runs"][1]["targets"]
-    assert "tokenizers differ" in result["notes"][-1]
+    with pytest.raises(UserError, match=r"have different tokenizers, so their accuracies per token do not compare"):
+        compared(three[0], other)
 
 
 def test_text_that_another_run_may_have_seen_is_said(three, tmp_path):
@@ -178,6 +176,33 @@ def test_text_that_another_run_may_have_seen_is_said(three, tmp_path):
     assert compared(*three)["notes"] == []
 
 
+def test_a_report_on_three_gives_what_compare_gives_of_three(three, undrawn, tmp_path):
+    """Its verdict in the same word, and why the same two runs alone have a narrower interval."""
+    runs = [copy_of(run, tmp_path / run.name) for run in three]
+    for place, run in enumerate(runs):
+        if place == 1:
+            change_answers(run)
+        evaluate_run(run, progress=lambda items, _: items, device="cpu")
+    best = max(runs, key=lambda run: json.loads((run / "evaluation.json").read_text())["accuracy"])
+    page = write_report(runs, tmp_path / "report.html").read_text()
+    ordered = [best, *(run for run in runs if run != best)]
+    for row in compared(*ordered)["against_first"]["rows"]:
+        ends = sorted(-end for end in row["accuracy"]["interval"])
+        digits = 1 if min(map(abs, ends)) >= 0.0005 else 2
+        assert f"{interval(ends, digits)}: {row['accuracy']['verdict']}" in page
+    assert "These 2 intervals are right together in 95\u00a0% of cases, so each is wider" in page
+
+
+def change_answers(run):
+    """A little: the head's biases are shaken."""
+    best = (run / "checkpoints" / "best").resolve()
+    weights = load_file(best / "model.safetensors")
+    noise = torch.randn(weights["head.decoder.bias"].shape, generator=torch.Generator().manual_seed(0))
+    weights["head.decoder.bias"] += 0.3 * noise
+    save_file(weights, best / "model.safetensors", metadata={"format": "pt"})
+    (best / "checksums.json").unlink()
+
+
 def test_a_report_gives_the_interval_of_compare(three, undrawn, tmp_path):
     """From files alone, and exactly: both pair the runs by the same totals."""
     good, bad = copy_of(three[0], tmp_path / "good"), copy_of(three[2], tmp_path / "bad")
@@ -189,12 +214,13 @@ def test_a_report_gives_the_interval_of_compare(three, undrawn, tmp_path):
     low, high = sorted(-end for end in row["accuracy"]["interval"])
     page = write_report([good, bad], tmp_path / "report.html").read_text()
     assert f"<b>good</b> is {-100 * row['accuracy']['difference']:.1f}\u00a0points ahead of <b>bad</b>" in page
-    assert f"(95\u00a0% interval {interval((low, high))})" in page
+    assert f"(95\u00a0% interval {interval((low, high))}: holds)" in page
     assert "are paired" in page
+    assert "right together in 95\u00a0% of cases, so each is wider" not in page
 
     (bad / "evaluation_by_sequence.json").unlink()  # a run of an older version
     page = write_report([good, bad], tmp_path / "report.html").read_text()
-    assert f"(95\u00a0% interval {interval((low, high))})" not in page
+    assert f"(95\u00a0% interval {interval((low, high))}: holds)" not in page
     assert "as independent" in page
     assert "bad kept no totals by sequence" in page
 

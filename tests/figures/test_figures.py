@@ -135,6 +135,14 @@ def test_steps_of_a_baseline_are_a_line_at_its_end() -> None:
     assert sorted(labels) == [f"bert {per_cent(0.83)}", f"best possible {per_cent(0.86)}", f"pnn {per_cent(0.8)}"]
 
 
+def test_marks_at_the_ends_are_whole() -> None:
+    whole, _ = accuracy_by_step({"pnn": evaluation([0.0, 0.6, 1.0])}).axes
+    low, high = whole.get_ylim()
+    height = whole.get_position().height * whole.get_figure().get_figheight() * 72 / (high - low)  # points
+    mark = max(line.get_markersize() for line in whole.lines)
+    assert min(-low, high - 1) * height > mark / 2
+
+
 def test_steps_without_a_ceiling() -> None:
     figure = accuracy_by_step({"pnn": evaluation([0.1, 0.3, 0.4], ceiling=None)})
     assert texts(figure) == [f"pnn {per_cent(0.4)}"]

@@ -46,7 +46,7 @@ def test_two_decoders_on_one_page(runs, tmp_path):
     losses = [json.loads((runs / name / "evaluation.json").read_text())["loss"] for name in ("rewrites", "adds")]
     assert all(f"{loss:.4f}" in page for loss in losses)
     best = "rewrites" if losses[0] < losses[1] else "adds"
-    assert f"<b>{best}</b> is {abs(losses[0] - losses[1]):.3f} nats below" in page
+    assert f"<b>{best}</b> is {abs(losses[0] - losses[1]):.4f} nats below" in page
 
 
 def test_tasks_have_their_table(runs, tmp_path):

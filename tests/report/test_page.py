@@ -241,6 +241,15 @@ def test_runs_are_told_apart_only_by_more_than_chance(pnn: Path, tmp_path: Path)
     assert (high - low) / 2 == pytest.approx(0.0115 * 2**0.5)
 
 
+def test_an_end_that_would_be_written_as_zero_has_two_digits(pnn: Path, tmp_path: Path) -> None:
+    """As in `pnn compare`: what holds does not look as if it did not."""
+    ahead = make_run(tmp_path / "ahead", [0.1, 0.2, 0.8401], bert=True)
+    assert "is 1.65\u00a0points ahead of" in summary(load_runs([pnn, ahead]))
+    assert "(95\u00a0% interval 0.02–3.28: holds)" in summary(load_runs([pnn, ahead]))
+    near = make_run(tmp_path / "near", [0.1, 0.2, 0.83], bert=True)
+    assert "interval −1.0 to 2.3: undecided; the former" in summary(load_runs([pnn, near]))
+
+
 def test_unequal_recipes_are_named(pnn: Path, bert: Path, tmp_path: Path) -> None:
     longer = make_run(tmp_path / "longer", [0.1, 0.7, 0.8], max_steps=400)
     assert "with the same recipe" in summary(load_runs([pnn, bert]))
@@ -252,6 +261,31 @@ def test_several_runs_are_a_list_with_one_entry_for_each(pnn: Path, bert: Path) 
     assert said.count("<li>") == 2
     assert said.index("with the same recipe") < said.index("<li>") < said.rindex("</li>") < said.index("one seed")
     assert "<li>" not in summary(load_runs([pnn]))
+
+
+def test_a_run_that_takes_no_figures_has_them_beside_its_page(pnn: Path, tmp_path: Path) -> None:
+    before = (pnn / "config.yaml").read_text()
+    (pnn / "figures").write_text("a file: no folder of this name can be made")
+    page = write_report([pnn], tmp_path / "elsewhere" / "report.html")
+    assert (tmp_path / "elsewhere" / "figures" / "accuracy_by_step.png").exists()
+    assert "Does refining again help?" in read(page).text
+    assert (pnn / "config.yaml").read_text() == before
+
+
+def test_a_run_whose_figures_are_kept_has_new_ones_beside_the_page(
+    pnn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pnn / "figures").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # tests may run as root, who may write anywhere
+    write_report([pnn], tmp_path / "elsewhere" / "report.html")
+    assert list((pnn / "figures").iterdir()) == []
+    assert (tmp_path / "elsewhere" / "figures" / "accuracy_by_step.png").exists()
+
+
+def test_two_curves_are_not_told_of_as_one(pnn: Path, tmp_path: Path) -> None:
+    text = read(write_report([pnn], tmp_path / "report.html")).text
+    assert "If accuracy is still rising at the right" in text  # beside it stands the loss, which falls
+    assert "A curve that is still rising" not in text
 
 
 def test_runs_on_different_text_are_not_compared(pnn: Path, tmp_path: Path) -> None:

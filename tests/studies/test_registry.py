@@ -43,6 +43,14 @@ def test_each_says_what_a_report_needs(name: str) -> None:
         assert list(about.hypotheses) == [name]
 
 
+def test_easy_and_hard_are_said_where_they_mean_something() -> None:
+    """In the paper's analysis something else than in the suite."""
+    assert "easy tokens are those that step 0 gets right" in analysis("convergence").picture
+    for about in experiments().values():
+        if "easy" in f"{about.question} {about.hypotheses}" or "hard" in f"{about.question} {about.hypotheses}":
+            assert "Easy is a token here if the model gives its right answer more than 70 %" in about.picture
+
+
 def test_what_is_not_there() -> None:
     with pytest.raises(UserError, match="analyze gate: no such analysis"):
         analysis("gate")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from pnn.cli.train import next_command
 from pnn.config import RunConfig, from_dict, load_config, validate
 from pnn.data.shards import prepare
 from pnn.data.tokenizers import trained_on
@@ -225,6 +227,26 @@ def test_generate_continues_texts_the_same_way_every_time(run, pnn_command):
     alone = json.loads(pnn_command("generate", run, "it has", "--max-new-tokens", "6", "--temperature", "0")[1])
     together = pnn_command("generate", run, "the fox of", "it has", "--max-new-tokens", "6", "--temperature", "0")[1]
     assert json.loads(together.splitlines()[1]) == alone  # padding on the left changes nothing
+
+
+def test_generate_says_which_words_it_does_not_know(run, pnn_command):
+    code, out, err = pnn_command("generate", run, "The", "the fox of", "The Zebra of", "--max-new-tokens", "3")
+    assert code == 0
+    assert [json.loads(line).get("unknown") for line in out.splitlines()] == [1, None, 2]
+    assert "note: prompt 1: 1 word of it is not in the model's vocabulary: it read [UNK] there" in err
+    assert "note: prompt 3: 2 words of it are not in the model's vocabulary" in err
+    assert err.count("note:") == 2
+    assert "note: 1 word of it" in pnn_command("generate", run, "The", "--max-new-tokens", "3")[2]
+    assert "note:" not in pnn_command("generate", run, "the fox", "--max-new-tokens", "3")[2]
+
+
+def test_the_prompt_that_training_suggests_is_known(run, prepared_folder, pnn_command):
+    command = next_command(config_of(prepared_folder), run)
+    pnn, generate, folder, prompt = shlex.split(command)
+    assert (pnn, generate, folder) == ("pnn", "generate", str(run))
+    assert len(prompt.split()) == 4
+    code, _, err = pnn_command(generate, folder, prompt, "--max-new-tokens", "3")
+    assert (code, "note:" in err) == (0, False), err
 
 
 def test_prompts_of_a_batch_do_not_see_each_others_padding(run):

@@ -27,6 +27,9 @@ from pnn.stats import bootstrap, finite
 
 EASY, MEDIUM, HARD = range(3)
 DIFFICULTIES = ("easy", "medium", "hard")
+WHAT_IS_HARD = (
+    "Easy is a token here if the model gives its right answer more than 70 % in the end, hard if at most 30 %, medium between."
+)
 TARGETS, CORRECT, LOSS = range(3)
 
 

@@ -20,7 +20,7 @@ from pnn.bench.timing import Budget, clean_slate, copy_rate, hardware_slug, mach
 from pnn.bench.transformers_bert import check_transformers_has
 from pnn.config import RunConfig
 from pnn.errors import UserError, did_you_mean
-from pnn.files import write_json
+from pnn.files import make_folder, write_json
 from pnn.memory import is_out_of_memory
 from pnn.models.sections import model_config
 from pnn.numbers import several
@@ -60,7 +60,7 @@ def benchmark(
         out = Path("benchmarks/results") / f"{what[0]}-{hardware_slug(hardware)}.json"
         if out.exists() and not overwrite:
             raise UserError(f"{out} exists: --output FILE writes elsewhere, --overwrite replaces it")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     result["matrix_rate"] = matrix_rate(device)
     if device.type == "cuda" and any(run.kind.type == "ddl" for run in runs):
         result["copy_rate"] = copy_rate(device)

@@ -47,13 +47,14 @@ def evaluate(
         return
     if shots is not None or task_files is not None or limit is not None:
         raise UserError("--shots, --task-files and --limit need --task: name the tasks, or give --task all")
-    from pnn.cli.tables import print_evaluation
+    from pnn.cli.tables import note_unknown, print_evaluation
     from pnn.evaluation.run import evaluate_run
     from pnn.progress import track
 
     sets = {source: EvaluationSet(source, undo_wikitext_marks) for source in data or []}
     result = evaluate_run(run, progress=track, sets=sets, num_steps=num_steps, stride=stride, batch_tokens=batch_tokens)
     if as_json:
+        note_unknown({run: result})
         print(json.dumps(result, indent=2))
     else:
         print_evaluation({run: result})

@@ -26,10 +26,14 @@ def generate(
     """
     from pnn.evaluation.generate import continue_texts
     from pnn.models.loading import load_decoder
+    from pnn.numbers import words_unknown
+    from pnn.progress import say
 
     loaded = load_decoder(run)
     made = continue_texts(loaded, prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
-    for one in made:
+    for number, one in enumerate(made, 1):
+        if "unknown" in one:
+            say(f"note: {f'prompt {number}: ' * (len(made) > 1)}{words_unknown(one['unknown'])}")
         if as_json or not sys.stdout.isatty():
             print(json.dumps(one, ensure_ascii=False))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rich import box
@@ -13,7 +13,8 @@ from rich.text import Text
 
 from pnn.evaluation.fill import Filled
 from pnn.kinds import of_result
-from pnn.numbers import bare_per_cent, count, estimate, halting, interval, per_cent, short_count
+from pnn.numbers import bare_per_cent, count, estimate, halting, interval, per_cent, short_count, unknown_tokens, words_unknown
+from pnn.progress import say
 from pnn.results import Comparison, CycleRecord, EstimateJson, Evaluation, Json, Prediction, Tasks, TaskScore, texts_of
 
 FILE_COLUMNS = 160
@@ -31,6 +32,7 @@ def show(*what: Any) -> None:
 def print_evaluation(results: dict[str, Evaluation]) -> None:
     """One row per run and text: accuracy after each refinement step, the last with its interval, all in per cent. A BERT
     baseline has no steps to show: its head is trained on the last layer alone. Decoders have a table of their own."""
+    note_unknown(results)
     decoders = {name: result for name, result in results.items() if of_result(result).causal}
     if decoders:
         print_perplexity(decoders)
@@ -62,6 +64,15 @@ def print_evaluation(results: dict[str, Evaluation]) -> None:
             print(f"{f'{name}: ' * (len(results) > 1)}tokens halt {halting(halt)}; {every}")
 
 
+def note_unknown(results: Mapping[str, Evaluation]) -> None:
+    """Of every text once that a tokenizer cannot express."""
+    texts = (text for result in results.values() for text in texts_of(result).items())
+    named = ((one["source"] if name == "validation" else name, one.get("unknown_tokens", 0.0)) for name, one in texts)
+    for note in dict.fromkeys(unknown_tokens(share, name) for name, share in named):
+        if note is not None:
+            say(f"note: {note}")
+
+
 def _texts(result: Evaluation) -> list[tuple[str, Any]]:
     """Every text by its name; then the same of the averaged weights, where the run kept any."""
     averaged = texts_of(result["average"]) if "average" in result else {}
@@ -83,8 +94,8 @@ def print_perplexity(results: dict[str, Evaluation]) -> None:
                 f"{one['loss']:.4f}",
                 interval(one["loss_interval"], 4, scale=1),
                 f"{one['perplexity']:,.2f}",
-                f"{one['word_perplexity']:,.1f}",
-                f"{one['bits_per_byte']:.3f}",
+                f"{one['word_perplexity']:,.1f}" if "word_perplexity" in one else "",
+                f"{one['bits_per_byte']:.3f}" if "bits_per_byte" in one else "",
                 bare_per_cent(one["accuracy"]),
             )
     show(table)
@@ -138,7 +149,7 @@ def print_comparison(result: Comparison) -> None:
             apart = f"{bare_per_cent(found['difference'])}\n({interval(found['interval'])})", found["verdict"]
         more = ["" if run["steps"] is None else str(run["steps"])]
         if decoders:
-            more = [f"{run['perplexity']:,.2f}", f"{run['bits_per_byte']:.3f}"]
+            more = [f"{run['perplexity']:,.2f}", f"{run['bits_per_byte']:.3f}" if "bits_per_byte" in run else ""]
         table.add_row(
             Text(run["name"]),
             short_count(run["parameters"]),
@@ -190,8 +201,7 @@ def print_filled(filled: Filled, unit: str, read: Collection[int]) -> None:
     if any(step not in read for step in range(1, len(filled.get("by_step", [[]])[0]))):
         print(f"grey: {unit}s that were not trained to be read\n")
     if unknown := filled.get("unknown"):
-        words = "1 word of it is" if unknown == 1 else f"{unknown} words of it are"
-        print(f"{words} not in the model's vocabulary: it read [UNK] there\n")
+        print(f"{words_unknown(unknown)}\n")
 
 
 def print_benchmark(result: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 import signal
 from pathlib import Path
 from types import FrameType
@@ -78,5 +79,8 @@ def warn_of_many_steps(config: RunConfig) -> None:
 def next_command(config: RunConfig, folder: Path) -> str:
     """What people like to see first of a model of this kind."""
     if config.data.layout == "rows":
-        return f'pnn generate {folder} "The"'
+        from pnn.data.run_tokens import first_words
+
+        prompt = first_words(folder, config.data) or "…"
+        return f"pnn generate {folder} " + (f'"{prompt}"' if prompt.replace(" ", "").isalnum() else shlex.quote(prompt))
     return f'pnn fill {folder} "… [MASK] …"'

@@ -20,13 +20,14 @@ from pnn.config import DataConfig
 from pnn.data import shards
 from pnn.data.shards import Prepared, Progress, TokenSet
 from pnn.data.tally import Tally
-from pnn.data.tokenizers import text_fingerprint
+from pnn.data.tokenizers import text_fingerprint, unknown_token
 from pnn.errors import UserError
 from pnn.files import write_json
 from pnn.progress import say
 from pnn.runs import read_json
 
 FILE = "tokens.json"
+BEGINNING = 32  # tokens, to find a prompt in
 ENTRY = {"folder": str, "fingerprint": str, "sequences": int, "tokens": int, "recipe": dict}  # what is read of it
 
 
@@ -70,6 +71,19 @@ def held_out(
     if tokens.manifest["recipe"]["tokenizer"] != text_fingerprint(tokenizer):
         raise UserError(f"{run}: the tokenizer of its checkpoint is not the one that its config names")
     return tokens, shards.held_out(tokens, data)
+
+
+def first_words(run: Path, data: DataConfig, most: int = 4) -> str | None:
+    """How the text that a run validates on begins, as far as its tokenizer knows the words: a prompt. None where it knows too
+    few."""
+    tokens = _recall(run, data)
+    if tokens is None:
+        return None
+    tokenizer = tokens.tokenizer()
+    text = tokenizer.decode(tokens.take(shards.held_out(tokens, data)[:1])[:BEGINNING], skip_special_tokens=True)
+    words = text.split()[1:-1][:most]  # the first and the last may be pieces of words
+    known = unknown_token(tokenizer) not in tokenizer(" ".join(words)).input_ids
+    return " ".join(words) if words and known else None
 
 
 def check_same_text(run: Path, tokens: TokenSet) -> None:

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -164,6 +166,23 @@ def load_tokenizer(name: str, max_length: int) -> PreTrainedTokenizerFast:
 def check_masks(tokenizer: PreTrainedTokenizerFast, name: str) -> None:
     if tokenizer.mask_token_id is None or tokenizer.pad_token_id is None:
         raise UserError(f'the tokenizer "{name}" has no mask or pad token, which masked language modelling needs')
+
+
+def unknown_token(tokenizer: PreTrainedTokenizerFast) -> int | None:
+    """What stands for text that the vocabulary cannot express. None where nothing does: GPT-2 gives its end of text this name
+    as well, and writes any text in bytes."""
+    unknown = tokenizer.unk_token_id
+    others = (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
+    return None if unknown is None or unknown in others else int(unknown)
+
+
+def unknown_share(counts: NDArray[np.int64], tokenizer: PreTrainedTokenizerFast) -> float:
+    """Of how often each token occurs: the share of unknown ones among those that are text."""
+    unknown = unknown_token(tokenizer)
+    if unknown is None or unknown >= len(counts):
+        return 0.0
+    frame = [token for token in {*tokenizer.all_special_ids} - {unknown} if token < len(counts)]
+    return float(counts[unknown] / max(1, counts.sum() - counts[frame].sum()))
 
 
 def end_of_text(tokenizer: PreTrainedTokenizerFast) -> int:

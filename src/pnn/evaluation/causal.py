@@ -9,6 +9,7 @@ what is left): more context for every token, and more work.
     perplexity          exp(loss), by token: only models with one tokenizer can be compared by it
     word_perplexity     exp(loss · tokens / words)          words: what white space separates in the decoded text
     bits_per_byte       loss · tokens / (bytes · ln 2)      bytes: of the decoded text in UTF-8
+                        (neither of a text with more than a few unknown tokens)
     loss_by_step        of a causal PNN, where asked for: what its head makes of h⁰, h¹, …, hᵀ
 """
 
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from pnn.data.batches import pack
 from pnn.data.shards import Progress, TokenSet, quietly
+from pnn.data.tokenizers import unknown_share
 from pnn.errors import UserError
 from pnn.evaluation.masked import commonest
 from pnn.evaluation.passes import states_at, to_device
@@ -33,6 +35,7 @@ from pnn.models.lean import padded_vocabulary
 from pnn.models.precision import predicting
 from pnn.models.registry import kind_of
 from pnn.nn.fast import read_out
+from pnn.numbers import MOST_UNKNOWN
 from pnn.results import CausalText
 from pnn.stats import of_a_share, ratio_interval
 
@@ -76,7 +79,12 @@ def evaluate_causal(
     right_of = torch.stack(right).double().cpu().numpy()
     loss, low, high = ratio_interval(loss_of, windows)
     accuracy, accuracy_low, accuracy_high = of_a_share(ratio_interval(right_of, windows), len(windows))
-    words, size = _text_size(tokens, stream)
+    tokenizer = tokens.tokenizer()
+    words, size = _text_size(tokenizer, stream)
+    by_size = {
+        "word_perplexity": math.exp(min(700.0, loss * len(stream) / words)),
+        "bits_per_byte": loss * len(stream) / (size * math.log(2)),
+    }
     return {
         "source": tokens.manifest["name"],
         "text": tokens.manifest["recipe"]["text"],
@@ -91,11 +99,10 @@ def evaluate_causal(
         "loss_interval": [low, high],
         **_steps(model, num_steps, (steps_of.sum(0) / windows.sum()).tolist() if by_step else None),
         "perplexity": math.exp(min(700.0, loss)),
-        "word_perplexity": math.exp(min(700.0, loss * len(stream) / words)),
-        "bits_per_byte": loss * len(stream) / (size * math.log(2)),
+        **_if_known(by_size, unknown_share(np.bincount(stream), tokenizer)),
         "accuracy": accuracy,
         "accuracy_interval": [accuracy_low, accuracy_high],
-        "commonest": commonest(np.concatenate(asked), tokens.tokenizer()),
+        "commonest": commonest(np.concatenate(asked), tokenizer),
         "by_sequence": {"targets": scored, "correct": right_of.astype(int).tolist(), "loss": loss_of.round(6).tolist()},
     }
 
@@ -144,7 +151,12 @@ def _batches(
         yield stream[chosen[:, None] + np.arange(context)], firsts[at : at + rows].tolist()
 
 
-def _text_size(tokens: TokenSet, stream: NDArray[np.int64]) -> tuple[int, int]:
+def _text_size(tokenizer: Any, stream: NDArray[np.int64]) -> tuple[int, int]:
     """Words and bytes of the text that these tokens spell, special tokens left out."""
-    text = tokens.tokenizer().decode(stream, skip_special_tokens=True)
+    text = tokenizer.decode(stream, skip_special_tokens=True)
     return max(1, len(text.split())), max(1, len(text.encode("utf-8")))
+
+
+def _if_known(by_size: dict[str, float], unknown: float) -> Any:
+    """What was measured by words and bytes, unless many of them are missing because the vocabulary cannot express them."""
+    return (by_size if unknown <= MOST_UNKNOWN else {}) | ({"unknown_tokens": unknown} if unknown else {})

@@ -27,6 +27,7 @@ from pnn.evaluation.reading import smaller_batches, text_of_a_bare_checkpoint, w
 from pnn.memory import out_of_memory_says
 from pnn.models.loading import Loaded, check_masked, load_any, longest_input
 from pnn.models.registry import kind_of
+from pnn.numbers import unknown_tokens
 from pnn.results import ComparedRun, Comparison
 
 # What decides which lines a run has never seen
@@ -62,29 +63,26 @@ def compare_runs(
         data = replace(data, undo_wikitext_marks=other.undo_wikitext_marks)
 
     keys = [text_fingerprint(one.tokenizer) for one in loaded]
-    if causal and len(set(keys)) > 1:
+    if len(set(keys)) > 1:
         other_tokenizer = names[next(i for i, key in enumerate(keys) if key != keys[0])]
+        what, own = ("losses", "bits per byte") if causal else ("accuracies", "own accuracy")
         raise UserError(
-            f"{names[0]} and {other_tokenizer} have different tokenizers, so their losses per token do not compare: "
-            "`pnn evaluate` gives each one's bits per byte"
+            f"{names[0]} and {other_tokenizer} have different tokenizers, so their {what} per token do not compare: "
+            f"`pnn evaluate` gives each one's {own}"
         )
-    texts: dict[str, tuple[TokenSet, NDArray[np.int64]]] = {}  # by tokenizer
-    for key, one in zip(keys, loaded, strict=True):
-        if key not in texts:
-            own = folder if other is None else None
-            texts[key] = _some(sequences, *_held_out(one, data, other, own, progress))
+    tokens, chosen = _some(sequences, *_held_out(loaded[0], data, other, folder if other is None else None, progress))
     masks = {"mask_probability": data.mask_probability, "mask_seed": settings.mask_seed}
     how: dict[str, Any] = {"stride": stride} if causal else {**masks, "mask_draws": settings.mask_draws}
     measured: list[Any] = []
     with out_of_memory_says(lambda: smaller_batches("compare", " ".join(names), batch)):
-        for key, one in zip(keys, progress(loaded, "comparing"), strict=True):
+        for one in progress(loaded, "comparing"):
             evaluate: Any = evaluate_causal if causal else evaluate_masked
-            measured.append(evaluate(one.model, *texts[key], **how, batch_tokens=batch, precision=one.precision))
+            measured.append(evaluate(one.model, tokens, chosen, **how, batch_tokens=batch, precision=one.precision))
     labels, totals = runs.short_names(names), [one["by_sequence"] for one in measured]
     notes = [] if other is not None else _notes_on_text(labels, configs)
-    if len(texts) > 1:
-        notes.append("The tokenizers differ, and so do the masked tokens: neither accuracies nor losses are of the same.")
-    tokens, chosen = next(iter(texts.values()))
+    unknown = measured[0].get("unknown_tokens", 0.0)
+    if said := unknown_tokens(unknown, tokens.manifest["name"] if other is None else other.source, "their"):
+        notes.append(f"{said}.")
     first = [(0, later) for later in range(1, len(names))]
     pairs = list(itertools.combinations(range(len(names)), 2))
     judged: Any = "loss" if causal else "accuracy"
@@ -94,7 +92,8 @@ def compare_runs(
         "sequences": len(chosen),
         "max_length": data.max_length,
         **({"stride": stride or data.max_length} if causal else masks),
-        "same_targets": len(texts) == 1,
+        "same_targets": True,  # earlier versions also compared runs of different tokenizers
+        **({"unknown_tokens": unknown} if unknown else {}),
         "draws": DRAWS,
         "runs": [_describe(*one) for one in zip(labels, names, loaded, measured, strict=True)],
         "against_first": differences(labels, totals, first, judged),
@@ -129,8 +128,7 @@ def _distinct_checkpoints(names: Sequence[str]) -> list[Path | str]:
 def _held_out(
     one: Loaded[Any], data: DataConfig, other: EvaluationSet | None, run: Path | None, progress: Progress
 ) -> tuple[TokenSet, NDArray[np.int64]]:
-    """`other` text, or what `run` holds out: in its own tokens, or in those of a model with another tokenizer or a shorter
-    input. The lines are the same for every tokenizer."""
+    """`other` text, or what `run` holds out: in its own tokens, or cut anew for a model with a shorter input."""
     if other is not None:
         return whole_text(other.source, data, one.tokenizer, progress)
     assert run is not None

@@ -4,18 +4,26 @@ through transformers' own `generate`, which waits for the device at every token.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from pnn.data.tokenizers import end_of_text
+from pnn.data.tokenizers import end_of_text, unknown_token
 from pnn.errors import UserError, first_line
 from pnn.evaluation.fill import is_unicode
 from pnn.models.continuous import continue_all, most_probable, sampled
 from pnn.models.loading import Loaded, longest_input
 from pnn.models.precision import predicting
 from pnn.models.registry import kind_of
+
+
+class Continued(TypedDict):
+    """One text. `unknown`: pieces of the prompt that the tokenizer has no token for, if there are any."""
+
+    prompt: str
+    continuation: str
+    unknown: NotRequired[int]
 
 
 def continue_texts(
@@ -27,7 +35,7 @@ def continue_texts(
     top_k: int | None = None,
     seed: int = 0,
     batch_size: int = 16,
-) -> list[dict[str, str]]:
+) -> list[Continued]:
     """For each prompt, what follows it. Temperature 0 takes the most probable token every time."""
     model, tokenizer = loaded.model, loaded.tokenizer
     for number, prompt in enumerate(prompts, 1):
@@ -44,11 +52,8 @@ def continue_texts(
         choose = sampled(temperature, top_k) if temperature > 0 else most_probable
         with predicting(model, loaded.precision):
             added = continue_all(model, ids, max_new_tokens, {end_of_text(tokenizer)}, choose, batch_size)
-        return [
-            {"prompt": prompt, "continuation": _continuation(tokenizer, prompt, *both)}
-            for prompt, *both in zip(prompts, ids, added, strict=True)
-        ]
-    out: list[dict[str, str]] = []
+        return [_in_words(tokenizer, prompt, *both) for prompt, *both in zip(prompts, ids, added, strict=True)]
+    out: list[Continued] = []
     for at in range(0, len(ids), batch_size):
         part = ids[at : at + batch_size]
         longest = max(map(len, part))
@@ -69,7 +74,7 @@ def continue_texts(
                 told = f"cannot generate with its generation_config.json ({first_line(error)})"
                 raise UserError(f"{loaded.checkpoint}: {told}") from error
         for prompt, before, added in zip(prompts[at : at + batch_size], part, made[:, longest:].tolist(), strict=True):
-            out.append({"prompt": prompt, "continuation": _continuation(tokenizer, prompt, before, added)})
+            out.append(_in_words(tokenizer, prompt, before, added))
     return out
 
 
@@ -79,6 +84,13 @@ def _told_more(model: PreTrainedModel) -> bool:
     told: dict[str, Any] = model.generation_config.to_diff_dict()
     said = {key: value for key, value in told.items() if value is not None and value is not False}
     return any(key not in known or isinstance(value, list) for key, value in said.items())
+
+
+def _in_words(tokenizer: PreTrainedTokenizerFast, prompt: str, before: list[int], added: list[int]) -> Continued:
+    made: Continued = {"prompt": prompt, "continuation": _continuation(tokenizer, prompt, before, added)}
+    if unknown := before.count(unknown_token(tokenizer)):  # type: ignore[arg-type]  # None is in no list of ids
+        made["unknown"] = unknown
+    return made
 
 
 def _continuation(tokenizer: PreTrainedTokenizerFast, prompt: str, before: list[int], added: list[int]) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pnn.data import synthetic
 from pnn.data.batches import evaluation_batches, special_tokens
 from pnn.data.shards import Progress, TokenSet, quietly
-from pnn.data.tokenizers import fingerprint, of_synthetic_language
+from pnn.data.tokenizers import fingerprint, of_synthetic_language, unknown_share
 from pnn.errors import UserError
 from pnn.evaluation.passes import halting_in_force, states_at, to_device
 from pnn.models.base import Halting, MaskedLMBase
@@ -62,6 +62,7 @@ def evaluate_masked(
     special = special_tokens(tokenizer)
     corpus = embedded_corpus(tokens.manifest)
     sequence, token, best, correct, loss = [], [], [], [], []
+    counts = np.zeros(model.config.vocab_size, dtype=np.int64)
     # Masks are drawn on the host and results stay on the device until the last batch is on its way: the loop never waits.
     # What piles up on the device is 5 bytes a target and step, little beside one batch's logits.
     with predicting(model, precision):
@@ -75,6 +76,8 @@ def evaluate_masked(
                 steps = [_score(model.read_out(h), labels) for h in states]  # one step's logits at a time
                 correct.append(torch.stack([right for right, _ in steps]))
                 loss.append(torch.stack([value for _, value in steps]))
+                if draw == 0:
+                    counts += np.bincount(packed.input_ids.numpy(), minlength=len(counts))
                 positions, borders = masked.positions.numpy(), packed.cu_seqlens.numpy()
                 sequence.append(indices[np.searchsorted(borders, positions, side="right") - 1])
                 token.append(masked.labels.numpy())
@@ -100,6 +103,8 @@ def evaluate_masked(
     }
     if (rule := halting_in_force(model, num_steps, halt)) is not None:
         found["halt"] = rule.as_dict()
+    if unknown := unknown_share(counts, tokenizer):
+        found["unknown_tokens"] = unknown
     return found
 
 

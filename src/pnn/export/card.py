@@ -20,7 +20,7 @@ from pnn.export.cycles import Cycle, public
 from pnn.export.loading import Exported
 from pnn.models.plastic import PlasticConfig
 from pnn.models.registry import AUTO_CLASSES, kind_of, sentence, steps_read
-from pnn.numbers import bare_per_cent, halting, interval, per_cent, points
+from pnn.numbers import bare_per_cent, halting, interval, per_cent, points, unknown_tokens
 from pnn.plasticity.architectures import LAYER, NEURON
 from pnn.plasticity.heads import heads, original_counts
 from pnn.plasticity.models import HISTORY, Plastic
@@ -258,7 +258,7 @@ class Known:
             for name, one in sets.items():
                 between = interval(one["loss_interval"], 4, scale=1)
                 cells = (public(name), f"{one['loss']:.4f}", between, f"{one['perplexity']:.2f}")
-                lines.append(f"| {' | '.join(cells)} | {one['bits_per_byte']:.3f} |")
+                lines.append(f"| {' | '.join(cells)} | {'' if (bits := one.get('bits_per_byte')) is None else f'{bits:.3f}'} |")
             if "loss_by_step" in sets.get("validation", {}):
                 lines += ["", f"Loss {self._along_steps([f'{loss:.3f}' for loss in sets['validation']['loss_by_step']])}"]
         else:
@@ -272,6 +272,9 @@ class Known:
                 lines += ["", f"Tokens halted {halting(halted[0])}."]
             elif self.halt is not None:
                 lines += ["", "When this was measured no token halted, as they do in the model now."]
+        for name, one in sets.items():
+            if told := unknown_tokens(one.get("unknown_tokens", 0.0), public(name)):
+                lines += ["", f"{told}."]
         if bf16:
             lines += ["", "Measured before the weights were rounded to bf16."]
         return "\n".join(lines)

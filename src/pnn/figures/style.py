@@ -19,7 +19,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from pnn.files import write_bytes
+from pnn.files import make_folder, write_bytes
 from pnn.numbers import bare_per_cent
 
 P = ParamSpec("P")
@@ -101,7 +101,7 @@ def svg(figure: Figure) -> bytes:
 
 def save(image: bytes, path: Path) -> Path:
     """Write an image so that a reader never sees half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_bytes(path, image)
     return path
 

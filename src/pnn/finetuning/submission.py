@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pnn.files import write_text
+from pnn.files import make_folder, write_text
 from pnn.finetuning.examples import Example
 from pnn.finetuning.tasks import GLUE, Task
 
@@ -25,7 +25,7 @@ from pnn.finetuning.tasks import GLUE, Task
 def write_submission(folder: Path, name: str, task: Task, examples: list[Example], predictions: Sequence[float]) -> Path:
     """`name` is the server's: MNLI-m, AX, …"""
     labels = [label_of(task, prediction) for prediction in predictions]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if task.benchmark == GLUE:
         lines = ["index\tprediction"]
         lines += [f"{example.index}\t{label}" for example, label in zip(examples, labels, strict=True)]

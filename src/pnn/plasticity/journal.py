@@ -19,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pnn.errors import UserError
-from pnn.files import hold, is_taken, point, remove_leftovers, room_on_disk, write_json, write_text
+from pnn.files import hold, is_taken, make_folder, point, remove_leftovers, room_on_disk, write_json, write_text
 from pnn.plasticity.models import load, save
 from pnn.runs import read_json, read_metrics
 from pnn.training.tracking import environment
@@ -61,7 +61,7 @@ class Journal:
         had these."""
         held, state = self.folder / f"{self.kind}.json", self.folder / "state.json"
         check_free(self.folder, resume)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         hold(self.folder)
         remove_leftovers(self.folder)
         if check_free(self.folder, resume):  # again: another process may have been faster

@@ -23,11 +23,13 @@ from pnn.data.batches import special_tokens
 from pnn.data.corpora import open_source
 from pnn.data.masking import SpecialTokens, content_keys, select
 from pnn.data.shards import Progress, TokenSet, prepare_source
-from pnn.data.tokenizers import check_masks
+from pnn.data.tokenizers import check_masks, unknown_share
 from pnn.errors import UserError
 from pnn.models.loading import longest_input
 from pnn.models.registry import kind_of
+from pnn.numbers import unknown_tokens
 from pnn.objectives import IGNORE
+from pnn.progress import say
 
 LONGEST_ROW = 128  # unless asked otherwise: the source's length, and a small model's cycle then takes minutes on a CPU
 SHORTEST_ROW = 8
@@ -171,8 +173,17 @@ def read_text(
     if train_rows is not None and train_rows < len(chosen):
         chosen = np.sort(np.random.default_rng(0).choice(chosen, max(2, train_rows), replace=False))
     train = rows_of(tokens, chosen)
+    note_unknown(tokenizer, {data: [train, held_out]} if validation is None else {data: [train], validation: [held_out]})
     special, padding = (None, None) if kind.causal else (special_tokens(tokenizer), tokenizer.pad_token_id)
     return Text(train, held_out, special, data, padding, validation or f"the end of {data}", seen)
+
+
+def note_unknown(tokenizer: PreTrainedTokenizerFast, texts: dict[str, list[Tensor]]) -> None:
+    """Of texts, by name, that the vocabulary cannot express."""
+    for name, rows in texts.items():
+        counts = np.bincount(np.concatenate([part.numpy().ravel() for part in rows]))
+        if said := unknown_tokens(unknown_share(counts, tokenizer), name):
+            say(f"note: {said}")
 
 
 def _tokens(name: str, config: DataConfig, tokenizer: PreTrainedTokenizerFast, split: str, progress: Progress) -> TokenSet:

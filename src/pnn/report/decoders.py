@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
+from pnn.differences import verdict
 from pnn.figures.decoders import decoder_curves
 from pnn.numbers import INTERVAL, count, interval, per_cent
 from pnn.report.loading import DecoderRun
 from pnn.report.markup import Html, html, join, section, tag
 from pnn.report.markup import table as html_table
 from pnn.report.settings import recipe_differences
-from pnn.report.verdict import NUMBER_WORDS, above, always_guessing, and_list, lead, pairing_note, text_name
-from pnn.results import same_targets
+from pnn.report.verdict import (
+    NUMBER_WORDS,
+    above,
+    always_guessing,
+    and_list,
+    at_once,
+    lead,
+    pairing_note,
+    text_name,
+    unknown,
+    unknown_beside,
+)
+from pnn.results import CausalText, same_targets
 from pnn.stats import Estimate, differs
 
 Draw = Callable[[Figure, str, str], Html]
@@ -32,7 +44,7 @@ def summary(runs: Sequence[DecoderRun]) -> Html:
         different = recipe_differences(runs)
         recipe = f"with recipes that differ in {and_list(different)}" if different else "with the same recipe"
         start = f"{NUMBER_WORDS.get(len(runs), count(len(runs)))} decoders were trained{on} {recipe} and judged on {judged}."
-    return lead(html(start), [[_score(run)] for run in runs], _comparison(runs) if len(runs) > 1 else [])
+    return lead(html(start), [[_score(run), *unknown(run)] for run in runs], _comparison(runs) if len(runs) > 1 else [])
 
 
 def _score(run: DecoderRun) -> Html:
@@ -53,10 +65,10 @@ def _comparison(runs: Sequence[DecoderRun]) -> list[Html]:
     others, said = [run for run in runs if run is not best], []
     gaps = above(best, others, "loss", lambda e: Estimate(e["loss"], *e["loss_interval"]))
     for run, gap in zip(others, gaps, strict=True):
-        between = f" ({INTERVAL} {interval((-gap)[1:], 3, scale=1)})"
+        between = f" ({INTERVAL} {interval((-gap)[1:], 4, scale=1)}: {verdict(gap)})"
         rest = "." if differs(gap) else ", which the choice of text alone can make."
-        said.append(join([tag("b", best.name), f" is {-gap.value:.3f} nats below ", tag("b", run.name), between, rest]))
-    return [*said, html("Each run is one seed; what holds for these runs need not hold for the architectures.")]
+        said.append(join([tag("b", best.name), f" is {-gap.value:.4f} nats below ", tag("b", run.name), between, rest]))
+    return [*said, *at_once(runs), html("Each run is one seed; what holds for these runs need not hold for the architectures.")]
 
 
 def results_table(runs: Sequence[DecoderRun]) -> Html:
@@ -64,8 +76,8 @@ def results_table(runs: Sequence[DecoderRun]) -> Html:
         "parameters": [count(run.evaluation["parameters"]) for run in runs],
         "loss": [tag("b", f"{run.evaluation['loss']:.4f}") for run in runs],
         "perplexity by token": [f"{run.evaluation['perplexity']:,.2f}" for run in runs],
-        "by word": [f"{run.evaluation['word_perplexity']:,.1f}" for run in runs],
-        "bits per byte": [f"{run.evaluation['bits_per_byte']:.3f}" for run in runs],
+        "by word": [_if_measured(run.evaluation, "word_perplexity", 1) for run in runs],
+        "bits per byte": [_if_measured(run.evaluation, "bits_per_byte", 3) for run in runs],
         "next token right": [per_cent(run.evaluation["accuracy"]) for run in runs],
         "updates": [count(run.updates) for run in runs],
         "training tokens/s": [count(run.tokens_per_second) if run.tokens_per_second else "" for run in runs],
@@ -75,6 +87,11 @@ def results_table(runs: Sequence[DecoderRun]) -> Html:
         for index, run in enumerate(runs)
     ]
     return html_table(["run", *columns], rows)
+
+
+def _if_measured(one: CausalText, key: Literal["word_perplexity", "bits_per_byte"], digits: int) -> str:
+    """Nothing where the text has too many unknown tokens."""
+    return f"{one[key]:,.{digits}f}" if key in one else ""
 
 
 def sections(runs: Sequence[DecoderRun], draw: Draw) -> list[Html]:
@@ -99,12 +116,12 @@ def _training(runs: Sequence[DecoderRun], draw: Draw) -> Html:
 def _other_sets(runs: Sequence[DecoderRun]) -> Html:
     rows = [
         [
-            join([name, tag("small", text_name(one["source"]))]),
+            join([name, tag("small", text_name(one["source"]) + unknown_beside(one))]),
             run.name,
             f"{one['loss']:.4f}",
             f"{one['perplexity']:,.2f}",
-            f"{one['word_perplexity']:,.1f}",
-            f"{one['bits_per_byte']:.3f}",
+            _if_measured(one, "word_perplexity", 1),
+            _if_measured(one, "bits_per_byte", 3),
         ]
         for run in runs
         for name, one in run.evaluation.get("sets", {}).items()

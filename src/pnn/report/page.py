@@ -6,6 +6,7 @@ further sets, analyses) has no section; what needs two runs is not there for one
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pnn.figures import style
 from pnn.figures.accuracy import accuracy_by_kind, accuracy_by_step
 from pnn.figures.architecture import architecture
 from pnn.figures.training import speed, training_curves
-from pnn.files import write_text
+from pnn.files import make_folder, write_text
 from pnn.numbers import count, per_cent
 from pnn.report import decoders
 from pnn.report.analysis import analysis_section
@@ -35,19 +36,32 @@ PIXELS_PER_INCH = 120  # on the page: figure text comes out a little smaller tha
 
 
 def write_report(runs: list[Path], output: Path) -> Path:
-    """Write the page about `runs` to `output`, and its figures as PNG beside it (of a single run: into the run's folder)."""
+    """Write the page about `runs` to `output`, and its figures as PNG beside it (of a single run: into the run's folder, if
+    that can be written)."""
     loaded = load_runs(runs)
-    pictures = (runs[0] if len(runs) == 1 else output.parent) / "figures"
     kinds = {run.is_decoder for run in loaded}
     if len(kinds) > 1:
         raise UserError("a page is about masked models or about decoders: these runs are both, and nothing compares them")
+    pictures = _place_of_pictures(runs, output)
     body = _decoders(loaded, pictures) if kinds == {True} else _masked(loaded, pictures)
     page = join([tag("h1", title(loaded)), *body])
     if page.count("<h2") + page.count("<h3") > LONG:  # behind the summary and the table of results
         page = join([tag("h1", title(loaded)), *body[:2], contents(page), *body[2:]])
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_text(output, _document(title(loaded), page))
     return output
+
+
+def _place_of_pictures(runs: list[Path], output: Path) -> Path:
+    make_folder(output.parent)
+    beside, own = output.parent / "figures", runs[0] / "figures"
+    if len(runs) == 1:
+        try:
+            make_folder(own)
+        except UserError:  # somebody else's run, or an archive
+            return beside
+        if os.access(own, os.W_OK):
+            return own
+    return beside
 
 
 def _document(heading: str, body: Html) -> str:
@@ -184,7 +198,7 @@ def _training(runs: Sequence[MaskedRun], pictures: Path) -> Html:
     figure = training_curves({run.name: run.metrics for run in runs}, ceilings.pop() if len(ceilings) == 1 else None)
     reading = (
         "The loss is that of the last step alone, which all models have; pale lines are single updates, full ones their "
-        "running mean. A curve that is still rising at the right would probably have gained from more training."
+        "running mean. If accuracy is still rising at the right, more training would probably have helped."
     )
     picture = _picture(figure, "training_curves", pictures, "Training loss and held-out accuracy against updates")
     return section("How did training go?", tag("p", reading), picture)

@@ -8,7 +8,7 @@ from pnn.numbers import INTERVAL, bare_per_cent, count, per_cent, per_cent_inter
 from pnn.report.loading import MaskedRun
 from pnn.report.markup import Html, cell, join, tag
 from pnn.report.markup import table as html_table
-from pnn.report.verdict import text_name
+from pnn.report.verdict import text_name, unknown_beside
 from pnn.results import MaskedText, same_targets
 
 
@@ -103,7 +103,8 @@ def sets_table(runs: Sequence[MaskedRun]) -> Html:
 
 
 def _set_name(name: str, measured: MaskedText) -> Html:
-    return join([name, tag("small", f"{text_name(measured['source'])}, {count(measured['targets'])} masked tokens")])
+    about = f"{text_name(measured['source'])}, {count(measured['targets'])} masked tokens"
+    return join([name, tag("small", about + unknown_beside(measured))])
 
 
 def _set_cells(run: MaskedRun, measured: MaskedText) -> list[object]:

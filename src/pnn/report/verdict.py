@@ -8,12 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from pnn.differences import paired
-from pnn.numbers import INTERVAL, bare_per_cent, count, interval, per_cent, per_cent_interval, points
+from pnn import differences
+from pnn.differences import digits_of, paired
+from pnn.numbers import (
+    INTERVAL,
+    NOTED_UNKNOWN,
+    bare_per_cent,
+    count,
+    interval,
+    per_cent,
+    per_cent_interval,
+    points,
+    roughly,
+    unknown_tokens,
+)
 from pnn.report.loading import E, MaskedRun, Run
 from pnn.report.markup import Html, html, join, tag
 from pnn.report.settings import recipe_differences
-from pnn.results import Commonest, MaskedText, same_targets
+from pnn.results import Commonest, MaskedText, Text, same_targets
 from pnn.stats import SUPPORTED, Estimate, independent_difference, verdict
 
 NUMBER_WORDS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six"}
@@ -36,7 +48,7 @@ def text_name(source: str) -> str:
 def summary(runs: Sequence[MaskedRun]) -> Html:
     """What was compared, how each run did, whether refining again helped, and who is ahead."""
     refined = [run.is_refiner and run.evaluation["num_steps"] > 1 for run in runs]
-    told = [[_score(run), *([_gain(run)] if again else [])] for run, again in zip(runs, refined, strict=True)]
+    told = [[_score(run), *([_gain(run)] if again else []), *unknown(run)] for run, again in zip(runs, refined, strict=True)]
     return lead(_setting(runs), told, _comparison(runs) if len(runs) > 1 else [])
 
 
@@ -69,6 +81,18 @@ def _score(run: MaskedRun) -> Html:
     described = f" ({run.describe()}, {count(measured['parameters'])} parameters) predicts "
     score = f" of them right, {INTERVAL} {per_cent_interval(measured['accuracy_interval'])}"
     return join([_bold(run.name), described, _bold(per_cent(measured["accuracy"])), score, _beside(measured), "."])
+
+
+def unknown(run: Run[Any]) -> list[Html]:
+    """Where its vocabulary cannot express the text that it was judged on."""
+    said = unknown_tokens(run.evaluation.get("unknown_tokens", 0.0), text_name(run.evaluation["source"]))
+    return [] if said is None else [html(f"But {said}.")]
+
+
+def unknown_beside(one: Text) -> str:
+    """The same in a table, behind a text's name."""
+    share = one.get("unknown_tokens", 0.0)
+    return f", {roughly(share)} of the tokens [UNK]" if share > NOTED_UNKNOWN else ""
 
 
 def _beside(measured: MaskedText) -> str:
@@ -121,7 +145,11 @@ def _comparison(runs: Sequence[MaskedRun]) -> list[Html]:
     others = [run for run in runs if run is not best]
     gaps = above(best, others, "correct", lambda e: Estimate(e["accuracy"], *e["accuracy_interval"]))
     sentences = [_against(best, run, gap) for run, gap in zip(others, gaps, strict=True)]
-    return [*sentences, html("Each run is one seed; what holds for these runs need not hold for the architectures.")]
+    return [
+        *sentences,
+        *at_once(runs),
+        html("Each run is one seed; what holds for these runs need not hold for the architectures."),
+    ]
 
 
 def above(
@@ -133,6 +161,14 @@ def above(
     if len(totals) == 1 + len(others):
         return paired(totals, [(place, 0) for place in range(1, len(totals))], measure)
     return [independent_difference(alone(best.evaluation), alone(run.evaluation)) for run in others]
+
+
+def at_once(runs: Sequence[Run[Any]]) -> list[Html]:
+    """Why the intervals of several differences are wider than those of the same runs two at a time."""
+    if len(runs) < 3 or any(run.by_sequence is None for run in runs):
+        return []
+    wider = "so each is wider than `pnn compare` and a report give for two runs alone"
+    return [html(f"These {len(runs) - 1} intervals are right together in 95 % of cases, {wider}.")]
 
 
 def pairing_note(runs: Sequence[Run[Any]]) -> str:
@@ -151,11 +187,12 @@ def pairing_note(runs: Sequence[Run[Any]]) -> str:
 
 def _against(best: MaskedRun, other: MaskedRun, gap: Estimate) -> Html:
     size = _size_ratio(best.evaluation["parameters"], other.evaluation["parameters"])
-    between = f"{INTERVAL} {interval(gap[1:])}"
+    digits = digits_of(gap)
+    between = f"{INTERVAL} {interval(gap[1:], digits)}: {differences.verdict(gap)}"
     if verdict(gap) == SUPPORTED:
-        ahead = f" is {points(gap.value)} ahead of "
+        ahead = f" is {points(gap.value, digits)} ahead of "
         return join([_bold(best.name), ahead, _bold(other.name), f" ({between}), with {size}."])
-    apart = f" cannot be told apart on these masks: {points(gap.value)} between them, {between}"
+    apart = f" cannot be told apart on these masks: {points(gap.value, digits)} between them, {between}"
     return join([_bold(best.name), " and ", _bold(other.name), f"{apart}; the former has {size}."])
 
 

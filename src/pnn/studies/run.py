@@ -21,7 +21,7 @@ from pnn.data.batches import special_tokens
 from pnn.data.shards import Progress
 from pnn.errors import UserError
 from pnn.evaluation.reading import reading_of, text_to_measure
-from pnn.files import write_json
+from pnn.files import make_folder, write_json
 from pnn.memory import give_back_freed_memory
 from pnn.models.loading import Loaded, load_decoder, load_run
 from pnn.runs import read_json
@@ -106,7 +106,7 @@ def analyse(opened: Opened, name: str) -> dict[str, Any]:
     check(name, opened.subject.model)
     result = {**opened.about, **perform(name, opened.subject)}
     if opened.folder is not None:
-        (opened.folder / "analysis").mkdir(parents=True, exist_ok=True)
+        make_folder(opened.folder / "analysis")
         write_json(opened.folder / "analysis" / f"{name}{opened.on}.json", result)
     return result
 
@@ -130,7 +130,7 @@ def collect_evidence(opened: Opened, names: list[str] | None, progress: Callable
         if _same(before.get("about"), opened.about):  # the same model and text: what was found still holds
             results = before
     if opened.folder is not None:
-        opened.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(opened.folder)
     for name in wanted:
         progress(name)
         results[suite[name].key] = perform(name, opened.subject)

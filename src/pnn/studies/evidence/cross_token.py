@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, Subject, difficulty
+from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, WHAT_IS_HARD, Subject, difficulty
 from pnn.analysis.totals import Totals, finding, ratio, ratios
 from pnn.analysis.trace import Batch, predict
 from pnn.stats import finite
@@ -28,7 +28,8 @@ ABOUT = Experiment(
     question="Does a hard neighbour hold a token back?",
     picture=(
         "On the left the published comparison, which a difficult passage explains as well. On the right one masked token is "
-        "shown to the model: if neighbours interfere, showing the nearest one helps more than showing the furthest."
+        "shown to the model: if neighbours interfere, showing the nearest one helps more than showing the furthest. "
+        + WHAT_IS_HARD
     ),
     hypotheses={"cross_token": "a hard masked neighbour holds a token back, more than a hard masked token far away"},
     published_answer=("interference_effect", "hard_tokens_interfere"),

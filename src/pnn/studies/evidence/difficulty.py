@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, Subject, difficulty
+from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, WHAT_IS_HARD, Subject, difficulty
 from pnn.analysis.totals import Totals, difference_of_ratios, finding, ratios, two_ratios
 from pnn.analysis.trace import trace_batch
 from pnn.stats import finite
@@ -25,7 +25,7 @@ ABOUT = Experiment(
     question="Are hard tokens moved further?",
     picture=(
         "If so, the points on the right rise from easy to hard, more than the hollow ones: the same tokens in the untrained "
-        "model."
+        "model. " + WHAT_IS_HARD
     ),
     hypotheses={"difficulty": "hard tokens are moved further than easy ones"},
 )

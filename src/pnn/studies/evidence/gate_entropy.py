@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, Subject, difficulty, with_gates
+from pnn.analysis.subject import DIFFICULTIES, EASY, HARD, WHAT_IS_HARD, Subject, difficulty, with_gates
 from pnn.analysis.totals import Totals, difference_of_ratios, finding, ratios, two_ratios
 from pnn.analysis.trace import Trace, trace_batch
 from pnn.stats import finite
@@ -23,7 +23,10 @@ ABOUT = Experiment(
     key="gate_entropy_analysis",
     figure="gate_entropy_analysis",
     question="Are gates more decided at easy tokens?",
-    picture="Low entropy is a decided gate, the dashed line one that is half open everywhere. If so, easy lies below hard.",
+    picture=(
+        "Low entropy is a decided gate, the dashed line one that is half open everywhere. If so, easy lies below hard. "
+        + WHAT_IS_HARD
+    ),
     hypotheses={"gate_entropy": "gates are more decided at easy tokens than at hard ones"},
     needs=(with_gates,),
     published_answer=("confidence_hypothesis", "easy_lower_entropy"),

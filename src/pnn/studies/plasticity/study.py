@@ -28,7 +28,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pnn.errors import UserError
-from pnn.files import remove_leftovers, write_json
+from pnn.files import make_folder, remove_leftovers, write_json
 from pnn.memory import out_of_memory_says
 from pnn.plasticity.architectures import HEAD
 from pnn.plasticity.cycle import fingerprint
@@ -160,10 +160,10 @@ def _start(folder: Path, sources: list[Source], plan: StudySettings) -> None:
         for name, found in asked["models"].items():
             check_same(folder, before["models"][name], found, f"study of {name}")
     if not held.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_json(held, asked)  # first: by it a folder is known
     for part in ("models", "scores", "arms", "speed", "claims", "figures"):
-        (folder / part).mkdir(exist_ok=True)
+        make_folder(folder / part)
     if not (folder / "environment.json").exists():
         write_json(folder / "environment.json", environment(0, 1))
     for bench in benches:
