@@ -210,6 +210,7 @@ def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progres
         tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.max_length)
         if data.layout != "rows":
             tokenizers.check_masks(tokenizer, data.tokenizer)
+            tokenizers.as_it_is(tokenizer)
         return tokenizer
     if source.shards is not None:
         return TokenSet(source.shards).tokenizer()
