@@ -169,7 +169,10 @@ def test_the_schedule_and_the_number_of_steps_imply_each_other():
         ({"type": "pnn", "hidden_size": "wide"}, "model.hidden_size: expected a whole number, got 'wide'"),
         ({"type": "pnn", "hidden_size": 10, "num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=10"),
         ({"type": "bert", "hidden_size": 10, "num_attention_heads": 2, "positions": "rotary"}, "heads of 5 numbers cannot be"),
-        ({"type": "bert", "vocab_size": 10}, "model.vocab_size: 10, but the tokenizer has 99 entries"),
+        (
+            {"type": "bert", "vocab_size": 10},
+            "model.vocab_size: 10, but the tokenizer has 99 entries: --set model.vocab_size=99",
+        ),
         ({"type": "bert", "num_hidden_layers": 0}, "model.num_hidden_layers: must be above zero, got 0"),
     ],
 )

@@ -50,7 +50,9 @@ def model_config(section: dict[str, Any], vocab_size: int | None = None, **defau
     if vocab_size is not None:
         given = values.setdefault("vocab_size", vocab_size)
         if given < vocab_size:
-            raise UserError(f"model.vocab_size: {given}, but the tokenizer has {vocab_size} entries")
+            raise UserError(
+                f"model.vocab_size: {given}, but the tokenizer has {vocab_size} entries: --set model.vocab_size={vocab_size}"
+            )
     own_names = {config_class.attribute_map.get(key, key): value for key, value in defaults.items()}
     try:
         config = config_class(**(own_names | values))
@@ -60,6 +62,13 @@ def model_config(section: dict[str, Any], vocab_size: int | None = None, **defau
     if kind_of(config).causal != kind.causal:
         raise UserError(f"model.architecture: a {config.model_type} model sees the tokens that it predicts: set is_decoder")
     return config
+
+
+def with_room_for(section: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """A `model` section, enlarged where its `vocab_size` is too small: it was meant for another text than the one that this
+    vocabulary was made from."""
+    given = section.get("vocab_size")
+    return section if given is None or given >= vocabulary else section | {"vocab_size": vocabulary}
 
 
 def _own_fields(config_class: Any) -> dict[str, Any]:
