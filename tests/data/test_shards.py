@@ -307,6 +307,30 @@ def test_a_tail_that_takes_everything_is_refused(data, held_out):
         prepare(data, quiet)
 
 
+@pytest.mark.parametrize(("lines", "held_out"), [(1, 1), (1, 2000), (2, 1), (2, 2)])
+def test_a_text_too_short_for_any_tail_is_refused_with_what_it_takes(data, tmp_path, lines, held_out):
+    (tmp_path / "text.txt").write_text("\n".join(some_lines(lines)))
+    data.validation_sequences = held_out
+    with pytest.raises(UserError) as caught:
+        prepare(data, quiet)
+    said = (
+        f"text.txt: {'1 sequence' if lines == 1 else '2 sequences'}, but it takes at least 3 lines of more than 20 characters"
+    )
+    assert said in str(caught.value)
+    assert "--set" not in str(caught.value)
+
+
+def test_what_is_advised_of_a_short_text_works(data, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(some_lines(3)))
+    with pytest.raises(UserError, match=r"or --set data\.validation_sequences=2$"):
+        prepare(data, quiet)
+    data.validation_sequences = 2
+    assert (len(prepare(data, quiet).train_sequences), len(prepare(data, quiet).validation_sequences)) == (1, 2)
+    data.validation_sequences = 1
+    with pytest.raises(UserError, match=r"^data\.validation_sequences: 1 sequence to validate on, but it needs at least 2$"):
+        prepare(data, quiet)
+
+
 def test_another_validation_source_uses_the_same_tokenizer_and_at_most_so_many_sequences(data, tmp_path):
     (tmp_path / "valid.txt").write_text("\n".join(some_lines(25, seed=3)), encoding="utf-8")
     data.validation = str(tmp_path / "valid.txt")
