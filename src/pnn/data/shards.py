@@ -255,8 +255,9 @@ def prepare_source(
     if source.shards is not None:
         _check_made_so(source.shards, recipe)
         return TokenSet(source.shards)
-    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.name).name.split(".")[0]) or "text"
-    folder = Path(data.prepared) / f"{stem}-{_digest(recipe)}"
+    folder = Path(data.prepared) / f"{source.stem}-{_digest(recipe)}"
+    if not (folder / "manifest.json").exists():  # earlier versions had the dashes of a glob before it
+        folder = next((one.parent for one in Path(data.prepared).glob(f"-*-{_digest(recipe)}/manifest.json")), folder)
     if not (folder / "manifest.json").exists():
         with new_folder(folder) as partial:
             _write_shards(partial, source, tokenizer, data, recipe, progress, helps)
