@@ -117,7 +117,7 @@ def test_a_config_survives_being_written_and_read(name, written):
 
 
 def test_a_config_by_path_takes_its_name_from_the_file_and_defaults_from_the_code(written):
-    config = load_config(written(""))
+    config = load_config(written("model: {type: pnn}"))
     assert config == validate(RunConfig(name="mine"))
     assert config.training == TrainingConfig()
     assert load_config(written("name: other\ntraining: {seed: 3}")).training.seed == 3
@@ -200,7 +200,16 @@ def test_a_mistake_is_an_error_that_names_the_key(written, text, message):
     assert message in error_of(written(text))
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "just text", "5"])
+@pytest.mark.parametrize("text", ["", "\n\n", "# a comment\n", "---\n", "{}", "null"])
+def test_a_file_with_nothing_in_it_is_named(written, tmp_path, text):
+    path = written(text)
+    assert error_of(path).startswith(f"{path}: no settings in it")
+    assert error_of(path, "training.seed=3").startswith(f"{path}: no settings in it")
+    (tmp_path / "above.yaml").write_text("extends: mine.yaml\ntraining: {seed: 3}\n")
+    assert error_of(str(tmp_path / "above.yaml")).startswith(f"{path}: no settings in it")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just text", "5", "0", "false", "[]"])
 def test_a_file_that_is_no_mapping_is_named(written, text):
     path = written(text)
     assert error_of(path).startswith(f"{path}: expected sections of keys, got ")

@@ -345,9 +345,11 @@ def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, 
         hint = did_you_mean(name_or_path, shipped, otherwise="pnn configs lists them")
         raise UserError(f'no config "{name_or_path}": neither a file nor a shipped name{hint}')
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a YAML file ({first_line(error)})") from None
+    if raw in (None, {}):
+        raise UserError(f"{path}: no settings in it: begin with `extends: quickstart_pnn`")
     if not isinstance(raw, dict):
         raise UserError(
             f"{path}: expected sections of keys, got {type(raw).__name__}; text to train on is --set data.train={path}"
