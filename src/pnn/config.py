@@ -20,7 +20,7 @@ from typing import Any, TypeVar, Union
 
 import yaml
 
-from pnn.errors import UserError, did_you_mean, first_line
+from pnn.errors import UserError, closest, did_you_mean, first_line
 from pnn.kinds import Kind, of_section
 from pnn.progress import say
 
@@ -218,8 +218,23 @@ def check_keys(given: Any, known: typing.Iterable[str], where: str) -> None:
             raise UserError(f'unknown key "{path}"{did_you_mean(str(key), known)}')
 
 
+def _check_places(given: dict[Any, Any], known: typing.Iterable[str]) -> None:
+    """Whether a key that belongs into a section stands outside all of them."""
+    sections = {"data": DataConfig, "training": TrainingConfig, "evaluation": EvaluationConfig, "plasticity": PlasticityConfig}
+    places = {one.name: section for section, cls in sections.items() for one in dataclasses.fields(cls)}
+    if isinstance(given.get("model"), dict):
+        places |= dict.fromkeys(map(str, given["model"]), "model")
+    for key in map(str, given):
+        if key in places or closest(key, known) is None:
+            meant = closest(key, places)
+            if key not in known and meant is not None:
+                raise UserError(f'unknown key "{key}" (did you mean "{places[meant]}.{meant}"?)')
+
+
 def from_dict(cls: type[T], given: Any, where: str = "") -> T:
     hints = typing.get_type_hints(cls)
+    if not where and cls is RunConfig and isinstance(given, dict):
+        _check_places(given, hints)
     check_keys(given, hints, where)
     prefix = f"{where}." if where else ""
     for one in dataclasses.fields(typing.cast(Any, cls)):
