@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import shlex
 import types
 import typing
 from dataclasses import dataclass, field
@@ -366,9 +367,8 @@ def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, 
     if raw in (None, {}):
         raise UserError(f"{path}: no settings in it: begin with `extends: quickstart_pnn`")
     if not isinstance(raw, dict):
-        raise UserError(
-            f"{path}: expected sections of keys, got {type(raw).__name__}; text to train on is --set data.train={path}"
-        )
+        text = f"--set data.train={shlex.quote(str(path))}"
+        raise UserError(f"{path}: expected sections of keys, got {type(raw).__name__}; text to train on is {text}")
     base = raw.pop("extends", None)
     if base is None:
         return path, raw

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 import signal
 from pathlib import Path
 from types import FrameType
@@ -61,7 +62,7 @@ def train(
     signal.signal(signal.SIGTERM, end)  # updates listen themselves; schedulers signal twice, and the second may come after them
     if train_run(chosen, folder, resume=resume):
         print_evaluation({folder.name: read_json(folder / "evaluation.json")})
-        print(f"The run is in {folder}. Next: pnn report {folder}, or {next_command(chosen, folder)}")
+        print(f"The run is in {folder}. Next: pnn report {shlex.quote(str(folder))}, or {next_command(chosen, folder)}")
 
 
 def end(number: int, frame: FrameType | None) -> None:
@@ -78,5 +79,5 @@ def warn_of_many_steps(config: RunConfig) -> None:
 def next_command(config: RunConfig, folder: Path) -> str:
     """What people like to see first of a model of this kind."""
     if config.data.layout == "rows":
-        return f'pnn generate {folder} "The"'
-    return f'pnn fill {folder} "… [MASK] …"'
+        return f'pnn generate {shlex.quote(str(folder))} "The"'
+    return f'pnn fill {shlex.quote(str(folder))} "… [MASK] …"'

@@ -76,7 +76,7 @@ def compare_runs(
     masks = {"mask_probability": data.mask_probability, "mask_seed": settings.mask_seed}
     how: dict[str, Any] = {"stride": stride} if causal else {**masks, "mask_draws": settings.mask_draws}
     measured: list[Any] = []
-    with out_of_memory_says(lambda: smaller_batches("compare", " ".join(names), batch)):
+    with out_of_memory_says(lambda: smaller_batches("compare", *names, tokens=batch)):
         for key, one in zip(keys, progress(loaded, "comparing"), strict=True):
             evaluate: Any = evaluate_causal if causal else evaluate_masked
             measured.append(evaluate(one.model, *texts[key], **how, batch_tokens=batch, precision=one.precision))
