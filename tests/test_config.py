@@ -117,7 +117,7 @@ def test_a_config_survives_being_written_and_read(name, written):
 
 
 def test_a_config_by_path_takes_its_name_from_the_file_and_defaults_from_the_code(written):
-    config = load_config(written(""))
+    config = load_config(written("model: {type: pnn}"))
     assert config == validate(RunConfig(name="mine"))
     assert config.training == TrainingConfig()
     assert load_config(written("name: other\ntraining: {seed: 3}")).training.seed == 3
@@ -200,7 +200,16 @@ def test_a_mistake_is_an_error_that_names_the_key(written, text, message):
     assert message in error_of(written(text))
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "just text", "5"])
+@pytest.mark.parametrize("text", ["", "\n\n", "# a comment\n", "---\n", "{}", "null"])
+def test_a_file_with_nothing_in_it_is_named(written, tmp_path, text):
+    path = written(text)
+    assert error_of(path).startswith(f"{path}: no settings in it")
+    assert error_of(path, "training.seed=3").startswith(f"{path}: no settings in it")
+    (tmp_path / "above.yaml").write_text("extends: mine.yaml\ntraining: {seed: 3}\n")
+    assert error_of(str(tmp_path / "above.yaml")).startswith(f"{path}: no settings in it")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just text", "5", "0", "false", "[]"])
 def test_a_file_that_is_no_mapping_is_named(written, text):
     path = written(text)
     assert error_of(path).startswith(f"{path}: expected sections of keys, got ")
@@ -276,6 +285,15 @@ def test_later_settings_win_and_missing_sections_are_made():
         ("training.seed", '"training.seed" is not a setting of the form section.key=value'),
         ("=3", '"=3" is not a setting of the form section.key=value'),
         ("training.sed=3", 'unknown key "training.sed" (did you mean "seed"?)'),
+        ("hidden_size=3", 'unknown key "hidden_size" (did you mean "model.hidden_size"?)'),
+        ("hiden_size=3", 'unknown key "hiden_size" (did you mean "model.hidden_size"?)'),
+        ("max_steps=3", 'unknown key "max_steps" (did you mean "training.max_steps"?)'),
+        ("maxlength=3", 'unknown key "maxlength" (did you mean "data.max_length"?)'),
+        ("trainig=3", 'unknown key "trainig" (did you mean "training"?)'),
+        ("lr=1", 'unknown key "lr" (did you mean "training.learning_rate"?)'),
+        ("training.lr=1", 'unknown key "training.lr" (did you mean "learning_rate"?)'),
+        ("training.wd=1", 'unknown key "training.wd" (did you mean "weight_decay"?)'),
+        ("zzz=3", 'unknown key "zzz" (known: data, evaluation, model, name, plasticity, training)'),
         ("data.train.x=3", '"data.train.x": train is not a section'),
         ("training.seed=x", "training.seed: expected a whole number, got 'x'"),
         ("training.batch_size=7", "training.batch_size: 7 does not divide training.effective_batch_size 40"),
@@ -287,6 +305,8 @@ def test_a_wrong_setting_is_named(setting, message):
 
 def test_suggestions_name_the_closest_or_list_what_there_is():
     assert did_you_mean("wikitext103", ["c4", "wikitext-103"]) == ' (did you mean "wikitext-103"?)'
+    assert did_you_mean("lr", ["lower", "learning_rate"]) == ' (did you mean "learning_rate"?)'
+    assert did_you_mean("l", ["learning", "late"]) == " (known: late, learning)"
     assert did_you_mean("qqq", ["b", "a"]) == " (known: a, b)"
     assert re.fullmatch(r" \(known: \)", did_you_mean("x", []))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import shlex
 import types
 import typing
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import Any, TypeVar, Union
 
 import yaml
 
-from pnn.errors import UserError, did_you_mean, first_line
+from pnn.errors import UserError, closest, did_you_mean, first_line
 from pnn.kinds import Kind, of_section
 from pnn.progress import say
 
@@ -218,8 +219,23 @@ def check_keys(given: Any, known: typing.Iterable[str], where: str) -> None:
             raise UserError(f'unknown key "{path}"{did_you_mean(str(key), known)}')
 
 
+def _check_places(given: dict[Any, Any], known: typing.Iterable[str]) -> None:
+    """Whether a key that belongs into a section stands outside all of them."""
+    sections = {"data": DataConfig, "training": TrainingConfig, "evaluation": EvaluationConfig, "plasticity": PlasticityConfig}
+    places = {one.name: section for section, cls in sections.items() for one in dataclasses.fields(cls)}
+    if isinstance(given.get("model"), dict):
+        places |= dict.fromkeys(map(str, given["model"]), "model")
+    for key in map(str, given):
+        if key in places or closest(key, known) is None:
+            meant = closest(key, places)
+            if key not in known and meant is not None:
+                raise UserError(f'unknown key "{key}" (did you mean "{places[meant]}.{meant}"?)')
+
+
 def from_dict(cls: type[T], given: Any, where: str = "") -> T:
     hints = typing.get_type_hints(cls)
+    if not where and cls is RunConfig and isinstance(given, dict):
+        _check_places(given, hints)
     check_keys(given, hints, where)
     prefix = f"{where}." if where else ""
     for one in dataclasses.fields(typing.cast(Any, cls)):
@@ -345,13 +361,14 @@ def _read(name_or_path: str, extended_by: tuple[Path, ...] = ()) -> tuple[Path, 
         hint = did_you_mean(name_or_path, shipped, otherwise="pnn configs lists them")
         raise UserError(f'no config "{name_or_path}": neither a file nor a shipped name{hint}')
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a YAML file ({first_line(error)})") from None
+    if raw in (None, {}):
+        raise UserError(f"{path}: no settings in it: begin with `extends: quickstart_pnn`")
     if not isinstance(raw, dict):
-        raise UserError(
-            f"{path}: expected sections of keys, got {type(raw).__name__}; text to train on is --set data.train={path}"
-        )
+        text = f"--set data.train={shlex.quote(str(path))}"
+        raise UserError(f"{path}: expected sections of keys, got {type(raw).__name__}; text to train on is {text}")
     base = raw.pop("extends", None)
     if base is None:
         return path, raw

@@ -25,8 +25,10 @@ class Stopped(Exception):  # noqa: N818  (not an error: it did what it was asked
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """What a misspelt name may have meant."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+    """What a misspelt name may have meant, or one of which only the initials are given: lr is learning_rate."""
+    known = list(known)
+    initials = [name for name in known if "_" in name and word == "".join(part[:1] for part in name.split("_"))]
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6) or initials), None)
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str:

@@ -12,8 +12,33 @@ from pathlib import Path
 
 import pytest
 
+from pnn.evaluation.reading import smaller_batches
+
 ROOT = Path(__file__).parents[2]
 BOX = ROOT / "models" / "pnn-base"
+
+
+def test_a_command_that_is_suggested_can_be_pasted(pnn_command, tiny_config, tmp_path):
+    run = tmp_path / "my first run; it's mine"
+    model = {"type": "ddl", "num_hidden_layers": 1}
+    for name, changes, next_words in (
+        ("fill", {}, ["pnn", "fill", str(run / "fill"), "… [MASK] …"]),
+        ("generate", {"model": model}, ["pnn", "generate", str(run / "generate"), "The"]),
+    ):
+        folder = run / name
+        code, out, err = pnn_command("train", tiny_config(**changes), "--output", folder, "--max-steps", 1)
+        assert code == 0, err
+        first, second = out.splitlines()[-1].partition(". Next: ")[2].split(", or ")
+        assert (shlex.split(first), shlex.split(second)) == (["pnn", "report", str(folder)], next_words)
+        (folder / "evaluation.json").unlink()
+        code, _, err = pnn_command("report", folder)
+        assert code == 2
+        assert shlex.split(err.split("`")[1]) == ["pnn", "evaluate", str(folder)]
+
+
+def test_a_command_for_smaller_batches_names_all_models():
+    said = smaller_batches("compare", "my run", Path("runs/b"), tokens=64)
+    assert shlex.split(said.partition(": ")[2])[:6] == ["pnn", "compare", "my run", "runs/b", "--batch-tokens", "32"]
 
 
 def test_train_then_report_then_look_at_the_data(pnn_command, undrawn, tiny_config, tmp_path):

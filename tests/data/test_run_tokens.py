@@ -122,3 +122,31 @@ def test_models_of_different_tokenizers_are_not_compared(pnn_command, run, tmp_p
     code, out, err = pnn_command("compare", run, other)
     assert (code, out) == (2, "")
     assert "have different tokenizers, so their accuracies per token do not compare" in err
+
+
+@pytest.mark.parametrize("kind", ["ddl", "pnn"])
+def test_a_decoders_tokenizer_serves_another_run(pnn_command, tiny_config, tmp_path, kind):
+    decoder = {"type": "ddl", "num_hidden_layers": 1}
+    config = tiny_config("decoder", model=decoder, training={"max_steps": 2})
+    assert pnn_command("train", config, "--output", tmp_path / "decoder")[0] == 0
+    tokenizer = {"tokenizer": str(tmp_path / "decoder" / "checkpoints" / "best")}
+    config = tiny_config("other", model=decoder if kind == "ddl" else {}, data=tokenizer, training={"max_steps": 2})
+    code, _, err = pnn_command("train", config, "--output", tmp_path / "other")
+    assert code == 0, err
+    assert evaluated(pnn_command, tmp_path / "other")[0] == read_json(tmp_path / "other" / "evaluation.json")
+    if kind == "ddl":  # both split text alike
+        for pair in (("decoder", "other"), ("other", "decoder")):
+            code, _, err = pnn_command("compare", *(tmp_path / name for name in pair))
+            assert code == 0, err
+
+
+def test_an_encoders_lines_are_not_those_that_its_tokenizer_made_before_it_was_opened(pnn_command, tiny_config, tmp_path):
+    config = tiny_config("decoder", model={"type": "ddl", "num_hidden_layers": 1}, training={"max_steps": 2})
+    assert pnn_command("train", config, "--output", tmp_path / "decoder")[0] == 0
+    tokenizer = {"tokenizer": str(tmp_path / "decoder" / "checkpoints" / "best")}
+    for name, data in (("closed", {}), ("open", tokenizer)):
+        config = tiny_config(name, data=data, training={"max_steps": 2})
+        assert pnn_command("train", config, "--output", tmp_path / name)[0] == 0
+    code, out, err = pnn_command("compare", tmp_path / "closed", tmp_path / "open")
+    assert (code, out) == (2, "")
+    assert "have different tokenizers" in err

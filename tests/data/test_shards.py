@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from pnn.config import DataConfig
-from pnn.data import shards, tokenizers
+from pnn.data import corpora, shards, tokenizers
 from pnn.data.shards import TokenSet, also_trained_on, prepare, read_manifest, verify
 from pnn.data.tokenizers import fingerprint
 from pnn.errors import UserError
@@ -153,6 +154,33 @@ def test_whatever_changes_the_tokens_changes_the_folder(data, tmp_path):
     folder = prepare(data, quiet).train.folder
     for key, value in unchanged.items():
         assert prepare(DataConfig(**vars(data) | {key: value}), quiet).train.folder == folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "stem"),
+    [
+        ("*.txt", "wiki"),
+        ("t*.txt", "t-"),
+        ("*_2.txt", "_2"),
+        ("**/*.txt", "wiki"),
+        ("*-part.txt", "part"),
+        ("text.txt", "text"),
+    ],
+)
+def test_a_prepared_folder_is_named_by_what_is_left_of_the_texts_name(data, tmp_path, pattern, stem):
+    (tmp_path / "wiki.en").mkdir()
+    for name in ("text.txt", "text_2.txt", "text-part.txt"):
+        (tmp_path / "wiki.en" / name).write_text("\n".join(some_lines()))
+    data.train = str(tmp_path / "wiki.en" / pattern)
+    folder = prepare(data, quiet).train.folder
+    assert re.fullmatch(rf"{stem}-[0-9a-f]{{12}}", folder.name)
+    old = folder.parent / f"--{folder.name[-12:]}"  # as earlier versions named it
+    folder.rename(old)
+    assert prepare(data, quiet).train.folder == old
+
+
+def test_nothing_is_left_of_a_name_of_dots_and_stars():
+    assert corpora.Source("../*/**/*.txt", {}, list).stem == "text"
 
 
 def test_a_tokenizer_trained_on_the_corpus_is_kept_and_found_again(data, monkeypatch):
@@ -304,6 +332,30 @@ def test_a_tail_that_takes_everything_is_refused(data, held_out):
     data.validation_sequences = held_out
     said = f"60 sequences, not enough to hold out data.validation_sequences={held_out}: .* --set data.validation_sequences=6$"
     with pytest.raises(UserError, match=said):
+        prepare(data, quiet)
+
+
+@pytest.mark.parametrize(("lines", "held_out"), [(1, 1), (1, 2000), (2, 1), (2, 2)])
+def test_a_text_too_short_for_any_tail_is_refused_with_what_it_takes(data, tmp_path, lines, held_out):
+    (tmp_path / "text.txt").write_text("\n".join(some_lines(lines)))
+    data.validation_sequences = held_out
+    with pytest.raises(UserError) as caught:
+        prepare(data, quiet)
+    said = (
+        f"text.txt: {'1 sequence' if lines == 1 else '2 sequences'}, but it takes at least 3 lines of more than 20 characters"
+    )
+    assert said in str(caught.value)
+    assert "--set" not in str(caught.value)
+
+
+def test_what_is_advised_of_a_short_text_works(data, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(some_lines(3)))
+    with pytest.raises(UserError, match=r"or --set data\.validation_sequences=2$"):
+        prepare(data, quiet)
+    data.validation_sequences = 2
+    assert (len(prepare(data, quiet).train_sequences), len(prepare(data, quiet).validation_sequences)) == (1, 2)
+    data.validation_sequences = 1
+    with pytest.raises(UserError, match=r"^data\.validation_sequences: 1 sequence to validate on, but it needs at least 2$"):
         prepare(data, quiet)
 
 

@@ -1,4 +1,4 @@
-"""Batches with nothing to learn, and heads that another head's rule of halting does not fit."""
+"""Batches with nothing in them or nothing to learn, and heads that another head's rule of halting does not fit."""
 
 from __future__ import annotations
 
@@ -58,3 +58,28 @@ def test_a_classifier_does_not_halt_its_text_at_random(tmp_path):
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
     assert (model.config.random_halt, model.config.num_labels) == (False, 3)
     assert model.base_model.config.random_halt is False
+
+
+def of_each_kind():
+    decoder = {"bos_token_id": None, "eos_token_id": None}
+    yield pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL))
+    yield pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, update="rewrite", schedule=[0, 1, 0], step_weights=[0, 0.5, 0.5]))
+    yield pnn.PNNForMaskedLM(pnn.PNNConfig(**SMALL, halt={"criterion": "change", "threshold": 0.1}))
+    yield pnn.BertBaselineForMaskedLM(pnn.BertBaselineConfig(**SMALL, num_hidden_layers=2))
+    for compressor in ("channel", "token"):
+        yield pnn.DDLForCausalLM(pnn.DDLConfig(**SMALL, **decoder, num_hidden_layers=2, compressor=compressor))
+    yield pnn.PNNForCausalLM(pnn.PNNCausalConfig(**SMALL, **decoder))
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("which", range(7))
+def test_a_batch_without_texts_has_no_outputs(which, train):
+    model = list(of_each_kind())[which].train(train)
+    ids = torch.zeros(0, 5, dtype=torch.long)
+    assert model(ids).logits.shape == (0, 5, model.config.vocab_size)
+    assert model(ids, attention_mask=torch.ones_like(ids)).logits.shape == (0, 5, model.config.vocab_size)
+    out = model(input_ids=ids, labels=ids, output_states=True, output_hidden_states=True)
+    assert out.loss.item() == 0
+    assert {len(state) for state in (*out.states, *out.hidden_states)} == {0}
+    if train:
+        out.loss.backward()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+import warnings
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -22,6 +25,7 @@ from transformers import AutoModelForMaskedLM
 
 import pnn
 from pnn.errors import UserError
+from pnn.models import PNNImageConfig
 from pnn.models.sections import model_config
 
 # What a fresh model is ------------------------------------------------------------------------------------------------
@@ -154,6 +158,43 @@ def test_impossible_configs_raise(wrong, message):
         pnn.PNNConfig(**SMALL, **wrong)
 
 
+OURS = (pnn.PNNConfig, pnn.BertBaselineConfig, pnn.DDLConfig, pnn.PNNCausalConfig, PNNImageConfig)
+
+
+@pytest.mark.parametrize("config_class", OURS)
+def test_a_value_of_another_kind_is_named(config_class):
+    for wrong, message in (
+        ({"hidden_size": "3"}, "hidden_size='3': expected a whole number"),
+        ({"hidden_size": 64.5}, "hidden_size=64.5: expected a whole number"),
+        ({"vocab_size": "many"}, "vocab_size='many': expected a whole number"),
+        ({"initializer_range": "0.1"}, "initializer_range='0.1': expected a number"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no': expected true or false"),
+        ({"pad_token_id": "0"}, "pad_token_id='0': expected a whole number or None"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)) as caught:
+            config_class(**wrong)
+        assert str(caught.value) == message
+    config_class(hidden_size=np.int64(48), initializer_range=np.float32(0.1))
+    if config_class is pnn.PNNConfig:
+        assert pnn.PNNConfig(schedule=(0, 1), num_steps=2, dropout=0, halt=None).schedule == (0, 1)
+        with pytest.raises(ValueError, match="schedule='ab': expected a list or None"):
+            pnn.PNNConfig(schedule="ab")
+
+
+@pytest.mark.parametrize("config_class", OURS)
+def test_a_misspelt_key_is_told_of_and_other_unknown_ones_are_kept(config_class, tmp_path):
+    said = rf'^{config_class.__name__} does not know "hiden_size".*did you mean "hidden_size"'
+    with pytest.warns(UserWarning, match=said) as told:
+        config = config_class(hiden_size=3)
+    assert len(told) == 1
+    assert config.hiden_size == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unknown = {"sep_token_id": 2, "num_labels": 3, "model_revision": "x", "num_beams": 2, "torch_dtype": "float32"}
+        config_class(**unknown).save_pretrained(tmp_path)
+        assert config_class.from_pretrained(tmp_path).model_revision == "x"
+
+
 def test_the_schedule_and_the_number_of_steps_imply_each_other():
     assert pnn.PNNConfig().schedule == [0, 0, 0, 0]
     assert pnn.PNNConfig(num_steps=2).schedule == [0, 0]
@@ -169,7 +210,10 @@ def test_the_schedule_and_the_number_of_steps_imply_each_other():
         ({"type": "pnn", "hidden_size": "wide"}, "model.hidden_size: expected a whole number, got 'wide'"),
         ({"type": "pnn", "hidden_size": 10, "num_attention_heads": 3}, "num_attention_heads=3 does not divide hidden_size=10"),
         ({"type": "bert", "hidden_size": 10, "num_attention_heads": 2, "positions": "rotary"}, "heads of 5 numbers cannot be"),
-        ({"type": "bert", "vocab_size": 10}, "model.vocab_size: 10, but the tokenizer has 99 entries"),
+        (
+            {"type": "bert", "vocab_size": 10},
+            "model.vocab_size: 10, but the tokenizer has 99 entries: --set model.vocab_size=99",
+        ),
         ({"type": "bert", "num_hidden_layers": 0}, "model.num_hidden_layers: must be above zero, got 0"),
     ],
 )

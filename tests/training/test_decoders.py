@@ -381,3 +381,21 @@ def test_wrong_settings_are_clear_errors(tmp_path, pnn_command):
 def test_the_shipped_tiny_decoder_is_what_its_file_says():
     config = load_config("ddl_tiny")
     assert (config.data.train, config.data.layout, config.data.max_length) == ("synthetic", "rows", 64)
+
+
+@pytest.mark.parametrize("name", ["ddl_tiny", "gpt2_tiny"])
+def test_a_shipped_decoder_takes_the_vocabulary_of_another_text(name, pnn_command, tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(f"the fox number {i} of house {i * i} has old boots" for i in range(400)))
+    text = [f"data.train={tmp_path / 'text.txt'}", f"data.prepared={tmp_path}", "data.vocab_size=200"]
+    settings = [word for one in (*text, "data.validation_sequences=9") for word in ("--set", one)]
+    run = ("--max-steps", 1, "--output", tmp_path / "run", *settings)
+    code, _, err = pnn_command("train", name, *run)
+    assert code == 0, err
+    assert "note: model.vocab_size is 128, but the text's vocabulary has 200 entries: the model takes them all" in err
+    config = load_decoder(tmp_path / "run").model.config
+    assert (config.vocab_size, load_config(str(tmp_path / "run" / "config.yaml")).model["vocab_size"]) == (200, 128)
+    assert pnn_command("train", name, *run, "--resume")[0] == 0
+    tokenizer = tmp_path / "run" / "checkpoints" / "last"
+    code, _, err = pnn_command("train", name, *run, "--output", tmp_path / "other", "--set", f"data.tokenizer={tokenizer}")
+    assert code == 2  # a vocabulary that the config names
+    assert err.strip().endswith("model.vocab_size: 128, but the tokenizer has 200 entries: --set model.vocab_size=200")

@@ -63,7 +63,7 @@ def analyze(
     from pnn.studies.run import BATCH_TOKENS, analyse, open_run
 
     opened = open_run(run, name, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=output)
-    with out_of_memory_says(lambda: smaller_batches(f"analyze {name}", run, batch_tokens or BATCH_TOKENS)):
+    with out_of_memory_says(lambda: smaller_batches(f"analyze {name}", run, tokens=batch_tokens or BATCH_TOKENS)):
         result = analyse(opened, name)
     if opened.folder is not None:
         picture = save(png(figure_of(name)(result)), opened.folder / "figures" / f"{name}{opened.on}.png")

@@ -49,7 +49,7 @@ def calibrate(
         said = f"All {result['changes']['num_steps']} steps again{unit}: {run}"
         print(json.dumps(result, indent=2) if as_json else said)
         return
-    with out_of_memory_says(lambda: smaller_batches("calibrate", run, batch_tokens or 8192)):
+    with out_of_memory_says(lambda: smaller_batches("calibrate", run, tokens=batch_tokens or 8192)):
         if is_fine_tuned(run):
             result = calibrate_classifier(run, lose / 100, progress=track, data=data, batch_tokens=batch_tokens)
         else:

@@ -41,7 +41,7 @@ def evidence(
 
     wanted, suite = chosen_experiments(experiment), experiments()
     opened = open_run(run, progress=track, data=data, sequences=sequences, batch_tokens=batch_tokens, out=output)
-    with out_of_memory_says(lambda: smaller_batches("evidence", run, opened.subject.text.batch_tokens)):
+    with out_of_memory_says(lambda: smaller_batches("evidence", run, tokens=opened.subject.text.batch_tokens)):
         results = collect_evidence(opened, experiment, lambda name: say(f"{name} …"))
     found = {name: results[suite[name].key] for name in wanted}
     if opened.folder is not None:

@@ -64,7 +64,7 @@ def fill(
         precision=loaded.precision,
         origin=origin,
     )
-    with out_of_memory_says(lambda: smaller_batches("fill", run, batch_tokens)):
+    with out_of_memory_says(lambda: smaller_batches("fill", run, tokens=batch_tokens)):
         if as_json or not sys.stdout.isatty():
             for filled in results if texts else track(results, "filling"):
                 print(json.dumps(filled))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -436,4 +437,4 @@ def print_calibration(run: str, result: Json) -> None:
         f"{chosen}: {costs} on {count(result['targets']['checked'])} {result['targets_are']} that did not choose, "
         f"for {shares[0]} of the FLOPs and {shares[1]} of the time."
     )
-    print(f"Stored in {result['checkpoint']}: {result['users']} use it. Back: pnn calibrate {run} --undo")
+    print(f"Stored in {result['checkpoint']}: {result['users']} use it. Back: pnn calibrate {shlex.quote(run)} --undo")

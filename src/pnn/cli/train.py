@@ -62,7 +62,7 @@ def train(
     signal.signal(signal.SIGTERM, end)  # updates listen themselves; schedulers signal twice, and the second may come after them
     if train_run(chosen, folder, resume=resume):
         print_evaluation({folder.name: read_json(folder / "evaluation.json")})
-        print(f"The run is in {folder}. Next: pnn report {folder}, or {next_command(chosen, folder)}")
+        print(f"The run is in {folder}. Next: pnn report {shlex.quote(str(folder))}, or {next_command(chosen, folder)}")
 
 
 def end(number: int, frame: FrameType | None) -> None:
@@ -82,5 +82,6 @@ def next_command(config: RunConfig, folder: Path) -> str:
         from pnn.data.run_tokens import first_words
 
         prompt = first_words(folder, config.data) or "…"
-        return f"pnn generate {folder} " + (f'"{prompt}"' if prompt.replace(" ", "").isalnum() else shlex.quote(prompt))
-    return f'pnn fill {folder} "… [MASK] …"'
+        quoted = f'"{prompt}"' if prompt.replace(" ", "").isalnum() else shlex.quote(prompt)
+        return f"pnn generate {shlex.quote(str(folder))} {quoted}"
+    return f'pnn fill {shlex.quote(str(folder))} "… [MASK] …"'

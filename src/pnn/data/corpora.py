@@ -44,6 +44,13 @@ class Source:
     records: bool = False  # whether lines come in records, each ended by RECORD_END
     shards: Path | None = None  # where its tokens are, of a text that is here as tokens alone
 
+    @property
+    def stem(self) -> str:
+        """What its folder of token shards begins with: its file's name, or that of the first folder above it of which letters
+        remain (`wiki/*.txt` → wiki)."""
+        plain = ("".join(c if c.isalnum() or c in "-_" else "-" for c in p.split(".")[0]) for p in Path(self.name).parts[::-1])
+        return next((stem for name in plain if (stem := name.lstrip("-"))), "text")
+
 
 def open_source(name: str, data: DataConfig, split: str = "train") -> Source:
     if name in synthetic.RULES:

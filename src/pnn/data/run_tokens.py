@@ -20,7 +20,7 @@ from pnn.config import DataConfig
 from pnn.data import shards
 from pnn.data.shards import Prepared, Progress, TokenSet
 from pnn.data.tally import Tally
-from pnn.data.tokenizers import text_fingerprint, unknown_token
+from pnn.data.tokenizers import made, unknown_token
 from pnn.errors import UserError
 from pnn.files import write_json
 from pnn.progress import say
@@ -68,7 +68,7 @@ def held_out(
     if tokens is None:
         tokens = shards.prepare(data, progress).validation
         check_same_text(run, tokens)
-    if tokens.manifest["recipe"]["tokenizer"] != text_fingerprint(tokenizer):
+    if not made(tokens.manifest["recipe"]["tokenizer"], tokenizer):
         raise UserError(f"{run}: the tokenizer of its checkpoint is not the one that its config names")
     return tokens, shards.held_out(tokens, data)
 

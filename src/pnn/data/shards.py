@@ -29,9 +29,11 @@ from pnn.data import corpora, synthetic, tokenizers
 from pnn.data.tally import Tally
 from pnn.errors import UserError
 from pnn.files import new_folder, sha256, write_json
+from pnn.numbers import several
 
 LINES_PER_CHUNK = 8192
 DOCUMENTS_PER_CHUNK = 512
+FEWEST = 2  # sequences to validate on: an interval is over sequences
 CHUNKS_AHEAD = 8  # that wait for the tokenizer, at most
 TOKENS_PER_SHARD = 1 << 26
 TAKE_ALL = "--set data.filter=none takes every line with text"  # where a config says how text is read
@@ -169,23 +171,31 @@ def prepare(data: DataConfig, progress: Progress) -> Prepared:
     train = prepare_source(source, tokenizer, data, progress, TAKE_ALL)
     chosen, validation = np.arange(len(train)), train
     if data.validation == "tail":
-        if len(train) <= data.validation_sequences:
-            fewer = f"--set data.validation_sequences={max(1, len(train) // 10)}"
-            raise UserError(
-                f"{data.train}: {len(train):,} sequences, not enough to hold out data.validation_sequences="
-                f"{data.validation_sequences:,}: take more text, or {fewer}"
-            )
+        _check_tail(len(train), data)
         chosen = chosen[: -data.validation_sequences]
     else:
         source = corpora.open_source(data.validation, data, "validation")
         validation = prepare_source(source, tokenizer, data, progress, TAKE_ALL)
     validated = held_out(validation, data)
-    if len(validated) < 2:
-        raise UserError(f"{data.validation}: {len(validated)} sequences to validate on, but it needs at least 2")
+    if len(validated) < FEWEST:
+        text = data.validation if len(validation) < FEWEST else "data.validation_sequences"
+        raise UserError(f"{text}: {several(len(validated), 'sequence')} to validate on, but it needs at least {FEWEST}")
     if data.max_sequences is not None and data.max_sequences < len(chosen):
         sample = np.random.default_rng(0).choice(len(chosen), data.max_sequences, replace=False)
         chosen = chosen[np.sort(sample)]
     return Prepared(train, chosen, validation, validated, tokenizer)
+
+
+def _check_tail(count: int, data: DataConfig) -> None:
+    """Whether a text of so many sequences leaves some to train on and enough to validate on."""
+    asked, has = data.validation_sequences, f"{data.train}: {several(count, 'sequence')}"
+    if count <= FEWEST:
+        lines = "lines of more than 20 characters and at least 5 words" if data.filter == "paper" else "lines with text"
+        what = f"rows of {data.max_length} tokens" if data.layout == "rows" else lines
+        raise UserError(f"{has}, but it takes at least {FEWEST + 1} {what}: one to train on, {FEWEST} to validate on")
+    if count <= asked:
+        fewer = f"--set data.validation_sequences={max(FEWEST, count // 10)}"
+        raise UserError(f"{has}, not enough to hold out data.validation_sequences={asked:,}: take more text, or {fewer}")
 
 
 def held_out(tokens: TokenSet, data: DataConfig) -> NDArray[np.int64]:
@@ -210,6 +220,7 @@ def choose_tokenizer(source: corpora.Source, data: DataConfig, progress: Progres
         tokenizer = tokenizers.load_tokenizer(data.tokenizer, data.max_length)
         if data.layout != "rows":
             tokenizers.check_masks(tokenizer, data.tokenizer)
+            tokenizers.as_it_is(tokenizer)
         return tokenizer
     if source.shards is not None:
         return TokenSet(source.shards).tokenizer()
@@ -244,8 +255,9 @@ def prepare_source(
     if source.shards is not None:
         _check_made_so(source.shards, recipe)
         return TokenSet(source.shards)
-    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.name).name.split(".")[0]) or "text"
-    folder = Path(data.prepared) / f"{stem}-{_digest(recipe)}"
+    folder = Path(data.prepared) / f"{source.stem}-{_digest(recipe)}"
+    if not (folder / "manifest.json").exists():  # earlier versions had the dashes of a glob before it
+        folder = next((one.parent for one in Path(data.prepared).glob(f"-*-{_digest(recipe)}/manifest.json")), folder)
     if not (folder / "manifest.json").exists():
         with new_folder(folder) as partial:
             _write_shards(partial, source, tokenizer, data, recipe, progress, helps)

@@ -219,6 +219,18 @@ def text_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     return tokenizer.init_kwargs.get("text_fingerprint") or fingerprint(tokenizer)
 
 
+def made(recorded: str, tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether a text whose recipe names this fingerprint is this tokenizer's: made by it as it is, or by what it was before it
+    was opened for a decoder. Who trains on with a decoder's tokenizer has text of the first kind."""
+    return recorded in (fingerprint(tokenizer), text_fingerprint(tokenizer))
+
+
+def as_it_is(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """For lines, of which a decoder's tokenizer makes other tokens than it did before it was opened."""
+    tokenizer.init_kwargs.pop("text_fingerprint", None)
+    return tokenizer
+
+
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     """The same for two tokenizers that number the same vocabulary alike and split text alike."""
     return hashlib.sha256(canonical(tokenizer).encode()).hexdigest()[:16]

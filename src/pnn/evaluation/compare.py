@@ -18,7 +18,7 @@ from pnn.config import DataConfig, EvaluationConfig, EvaluationSet, RunConfig
 from pnn.data import run_tokens
 from pnn.data.corpora import open_source
 from pnn.data.shards import Progress, TokenSet, held_out, prepare, prepare_source
-from pnn.data.tokenizers import text_fingerprint
+from pnn.data.tokenizers import made, text_fingerprint
 from pnn.differences import DRAWS, differences
 from pnn.errors import UserError
 from pnn.evaluation.causal import evaluate_causal
@@ -74,7 +74,7 @@ def compare_runs(
     masks = {"mask_probability": data.mask_probability, "mask_seed": settings.mask_seed}
     how: dict[str, Any] = {"stride": stride} if causal else {**masks, "mask_draws": settings.mask_draws}
     measured: list[Any] = []
-    with out_of_memory_says(lambda: smaller_batches("compare", " ".join(names), batch)):
+    with out_of_memory_says(lambda: smaller_batches("compare", *names, tokens=batch)):
         for one in progress(loaded, "comparing"):
             evaluate: Any = evaluate_causal if causal else evaluate_masked
             measured.append(evaluate(one.model, tokens, chosen, **how, batch_tokens=batch, precision=one.precision))
@@ -133,7 +133,7 @@ def _held_out(
         return whole_text(other.source, data, one.tokenizer, progress)
     assert run is not None
     own = run_tokens.recorded(run).get("validation", {}).get("recipe", {})
-    if own.get("tokenizer") == text_fingerprint(one.tokenizer) and own["max_length"] == data.max_length:
+    if own and made(own["tokenizer"], one.tokenizer) and own["max_length"] == data.max_length:
         return run_tokens.held_out(run, data, one.tokenizer, progress)
     if data.validation == "tail":
         tokens = prepare(replace(data, tokenizer=str(one.checkpoint)), progress).validation

@@ -15,6 +15,7 @@ import copy
 import logging
 import math
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -73,7 +74,8 @@ def evaluate_run_on_tasks(
     kept = folder is not None and Path(run).resolve() == folder and limit is None
     held = folder / "evaluation.json" if folder is not None and kept else None
     if held is not None and not held.exists():
-        raise UserError(f"{folder} has no evaluation.json: let its training finish, or run `pnn evaluate {folder}` first")
+        command = f"pnn evaluate {shlex.quote(str(folder))}"
+        raise UserError(f"{folder} has no evaluation.json: let its training finish, or run `{command}` first")
     _read_held(held)  # what is wrong with it or with the task files shows before hours of work
     if local is not None:
         for name in tasks:
@@ -86,7 +88,7 @@ def evaluate_run_on_tasks(
     by_shots = {}
     for number in shots:
         say(f"{number}-shot: {', '.join(tasks)}")
-        with out_of_memory_says(lambda: smaller_batches("evaluate", run, batch_size * longest)):
+        with out_of_memory_says(lambda: smaller_batches("evaluate", run, tokens=batch_size * longest)):
             by_shots[str(number)] = evaluate_tasks(
                 model, tokenizer, tasks, number, local=local, limit=limit, batch_size=batch_size, device=device
             )

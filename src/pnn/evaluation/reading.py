@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,7 @@ def text_to_measure(
     return run_tokens.held_out(reading.folder, reading.data, loaded.tokenizer, progress)
 
 
-def smaller_batches(command: str, run: str | Path, tokens: int) -> str:
+def smaller_batches(command: str, *models: str | Path, tokens: int) -> str:
     """What to change when a batch does not fit into memory."""
-    return f"with batches of {tokens:,} tokens: pnn {command} {run} --batch-tokens {max(1, tokens // 2)} needs half"
+    named = shlex.join(map(str, models))
+    return f"with batches of {tokens:,} tokens: pnn {command} {named} --batch-tokens {max(1, tokens // 2)} needs half"

@@ -58,7 +58,7 @@ def evaluate_run(
 
     def measure(tokens: Any, sequences: Any) -> dict[str, Any]:
         evaluate: Any = evaluate_causal if kind.causal else evaluate_masked
-        with out_of_memory_says(lambda: smaller_batches("evaluate", run, batch)):
+        with out_of_memory_says(lambda: smaller_batches("evaluate", run, tokens=batch)):
             return evaluate(model, tokens, sequences, **how)
 
     result: dict[str, Any] = {

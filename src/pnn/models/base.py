@@ -332,7 +332,7 @@ class MaskedLMBase(PnnPreTrainedModel):
             return_dict=True,
         )
         states: tuple[Tensor, ...] = out.states
-        last = only_at(out.last_hidden_state, at if whole else None)[0]  # at the rows that are asked for
+        last = only_at(out.last_hidden_state, at if whole else None).flatten(0, 1)  # at the rows that are asked for
 
         loss = step_losses = logits = None
         if labels is not None:

@@ -5,6 +5,8 @@ No segment embedding, no pooler and no transform before the vocabulary: this is 
 
 from __future__ import annotations
 
+from typing import Any
+
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
@@ -16,6 +18,7 @@ from pnn.models.base import (
     MaskedLMBase,
     check_encoder,
 )
+from pnn.models.config_checks import check_kinds, warn_of_misspelt
 from pnn.models.heads import (
     MultipleChoiceBase,
     QuestionAnsweringBase,
@@ -49,6 +52,11 @@ class BertBaselineConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-5
     pad_token_id: int | None = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        check_kinds(self)
+        warn_of_misspelt(self, kwargs)
+        super().__post_init__(**kwargs)
 
     def validate_layers(self) -> None:
         check_encoder(self)

@@ -27,6 +27,7 @@ from transformers import initialization as init
 from transformers.utils import can_return_tuple
 
 from pnn.models.base import check_heads
+from pnn.models.config_checks import check_kinds, warn_of_misspelt
 from pnn.models.decoder_cache import DecoderCache, Histories
 from pnn.models.decoders import (
     KEYS_TO_IGNORE,
@@ -97,6 +98,8 @@ class DDLConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_kinds(self)
+        warn_of_misspelt(self, kwargs)
         if self.intermediate_size is None:
             self.intermediate_size = 8 * self.hidden_size // 3
         if self.bos_token_id == self.eos_token_id == 50256 >= self.vocab_size:  # GPT-2's, in another vocabulary

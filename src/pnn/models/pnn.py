@@ -26,6 +26,7 @@ from pnn.models.base import (
     check_encoder,
     token_size,
 )
+from pnn.models.config_checks import check_kinds, warn_of_misspelt
 from pnn.models.halting import NO_HALT, HaltingEncoder
 from pnn.models.heads import (
     MultipleChoiceBase,
@@ -104,6 +105,8 @@ class PNNConfig(PreTrainedConfig):
     trained_halt: dict[str, Any] | None = None  # how a learned unit halts, where `pnn calibrate` chose something else since
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_kinds(self)
+        warn_of_misspelt(self, kwargs)
         if self.num_steps is None:
             self.num_steps = 4 if self.schedule is None else len(self.schedule)
         if self.schedule is None and isinstance(self.num_steps, int):

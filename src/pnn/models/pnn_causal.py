@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.utils import can_return_tuple
 
 from pnn.models.base import ROTARY_BASE, PnnPreTrainedModel, vocabulary_head
+from pnn.models.config_checks import check_kinds
 from pnn.models.decoder_cache import DecoderCache
 from pnn.models.decoders import (
     KEYS_TO_IGNORE,
@@ -49,6 +50,7 @@ class PNNCausalConfig(PNNConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_kinds(self)
         if self.bos_token_id == self.eos_token_id == 50256 >= self.vocab_size:  # GPT-2's, in another vocabulary
             self.bos_token_id = self.eos_token_id = None
         super().__post_init__(**kwargs)

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput, can_return_tuple
 
 from pnn.models.base import EncoderBase, EncoderOutput
+from pnn.models.config_checks import check_kinds
 from pnn.models.heads import EncoderWithHead
 from pnn.models.pnn import PNNConfig, PNNForMaskedLM, PNNModel
 from pnn.models.pretrained import Asked
@@ -44,6 +45,7 @@ class PNNImageConfig(PNNConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_kinds(self)
         if self.max_position_embeddings == 0 and min(self.image_size, self.patch_size) > 0:
             self.max_position_embeddings = 1 + (self.image_size // self.patch_size) ** 2
         super().__post_init__(**kwargs)

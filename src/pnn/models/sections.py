@@ -6,8 +6,6 @@ starts from fresh weights and has the fields of its own config.
 
 from __future__ import annotations
 
-import inspect
-import types
 import typing
 from typing import Any
 
@@ -20,6 +18,7 @@ from pnn import kinds
 from pnn.config import check_keys, typed
 from pnn.errors import UserError, did_you_mean, first_line
 from pnn.memory import check_counts
+from pnn.models.config_checks import own_fields, parts
 from pnn.models.registry import ENTRIES, distinct_blocks, kind_of, language_class
 
 SIZES = (
@@ -41,7 +40,7 @@ def model_config(section: dict[str, Any], vocab_size: int | None = None, **defau
     check_counts(section, "model")
     kind, section = kinds.of_section(section), {key: value for key, value in section.items() if key != "type"}
     config_class: Any = ENTRIES[kind.type].config if kind.ours else _decoder_config(section.pop("architecture", None))
-    hints = _own_fields(config_class)
+    hints = own_fields(config_class)
     check_keys(section, hints, "model")
     values = {key: typed(value, _plain(hints[key]), f"model.{key}") for key, value in section.items()}
     for size in (config_class.attribute_map.get(name, name) for name in SIZES):
@@ -50,7 +49,9 @@ def model_config(section: dict[str, Any], vocab_size: int | None = None, **defau
     if vocab_size is not None:
         given = values.setdefault("vocab_size", vocab_size)
         if given < vocab_size:
-            raise UserError(f"model.vocab_size: {given}, but the tokenizer has {vocab_size} entries")
+            raise UserError(
+                f"model.vocab_size: {given}, but the tokenizer has {vocab_size} entries: --set model.vocab_size={vocab_size}"
+            )
     own_names = {config_class.attribute_map.get(key, key): value for key, value in defaults.items()}
     try:
         config = config_class(**(own_names | values))
@@ -62,10 +63,11 @@ def model_config(section: dict[str, Any], vocab_size: int | None = None, **defau
     return config
 
 
-def _own_fields(config_class: Any) -> dict[str, Any]:
-    """The architecture's, not those that every config of transformers has."""
-    classes = [one for one in reversed(config_class.__mro__) if issubclass(one, PreTrainedConfig) and one.model_type]
-    return {key: hint for one in classes for key, hint in inspect.get_annotations(one, eval_str=True).items()}
+def with_room_for(section: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """A `model` section, enlarged where its `vocab_size` is too small: it was meant for another text than the one that this
+    vocabulary was made from."""
+    given = section.get("vocab_size")
+    return section if given is None or given >= vocabulary else section | {"vocab_size": vocabulary}
 
 
 def _decoder_config(name: Any) -> Any:
@@ -77,8 +79,7 @@ def _decoder_config(name: Any) -> Any:
 
 def _plain(hint: Any) -> Any:
     """What can be checked of a field here; of transformers' own kinds of values its config checks the rest."""
-    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    return hint if all(part in PLAIN or typing.get_origin(part) in (list, dict) for part in parts) else Any
+    return hint if all(part in PLAIN or typing.get_origin(part) in (list, dict) for part in parts(hint)) else Any
 
 
 def build_model(config: PreTrainedConfig) -> PreTrainedModel:

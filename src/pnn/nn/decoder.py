@@ -72,7 +72,7 @@ class CausalAttention(nn.Module):
             return self.out(qkv.new_zeros(batch, length, 0))
         q, k, v = self.rotated(qkv, context)
         out = causal_attention(q, k, v, past, watched=context.watched, attend=fast.attend_by(q, batch * self.num_heads, length))
-        return self.out(out.transpose(1, 2).reshape(batch, length, -1))
+        return self.out(out.transpose(1, 2).flatten(2))
 
     def rotated(self, qkv: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (B, heads, T, width) each, the first two rotated and normalised."""

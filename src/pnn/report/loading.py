@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,9 +118,10 @@ def load_runs(folders: Sequence[Path]) -> list[Run[Any]]:
 
 def _load(folder: Path, name: str) -> Run[Any]:
     config = runs.read_config(folder)
+    evaluate = f"`pnn evaluate {shlex.quote(str(folder))}`"
     if not (folder / "evaluation.json").exists():
-        raise UserError(f"{folder} has no evaluation.json: let its training finish, or run `pnn evaluate {folder}`")
-    again = f"run `pnn evaluate {folder}` again"
+        raise UserError(f"{folder} has no evaluation.json: let its training finish, or run {evaluate}")
+    again = f"run {evaluate} again"
     evaluation = runs.read_json(folder / "evaluation.json")
     needed = "perplexity" if config.kind.causal else "accuracy_by_step"
     if isinstance(evaluation, dict) and needed not in evaluation:

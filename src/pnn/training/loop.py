@@ -28,13 +28,14 @@ from pnn.config import RunConfig
 from pnn.data import run_tokens
 from pnn.data.batches import TrainingStream
 from pnn.data.shards import left_out, prepare, quietly
+from pnn.data.synthetic import RULES
 from pnn.data.tokenizers import end_of_text
 from pnn.errors import Stopped, UserError
 from pnn.files import point, write_json
 from pnn.memory import out_of_memory_says
 from pnn.models.lean import leave_out_logits
 from pnn.models.precision import width_of
-from pnn.models.sections import build_model, compile_blocks, model_config
+from pnn.models.sections import build_model, compile_blocks, model_config, with_room_for
 from pnn.nn.fast import kernels_compute
 from pnn.progress import Bars, say, track
 from pnn.training import checkpoint
@@ -129,7 +130,12 @@ class Trainer:
         tokens = {"pad_token_id": tokenizer.pad_token_id}
         if self.config.kind.causal:
             tokens |= {"bos_token_id": end_of_text(tokenizer), "eos_token_id": end_of_text(tokenizer)}
-        section = model_config(self.config.model, len(tokenizer), max_position_embeddings=data.max_length, **tokens)
+        asked, made_from_text = self.config.model, data.tokenizer == "corpus" and data.train not in RULES
+        sized = with_room_for(asked, len(tokenizer)) if made_from_text else asked
+        if sized != asked and self.is_main and not self.quiet:
+            said = f"model.vocab_size is {asked['vocab_size']:,}, but the text's vocabulary has {len(tokenizer):,} entries"
+            say(f"note: {said}: the model takes them all (fewer: --set data.vocab_size={asked['vocab_size']})")
+        section = model_config(sized, len(tokenizer), max_position_embeddings=data.max_length, **tokens)
         if section.max_position_embeddings < data.max_length:
             raise UserError(
                 f"model.max_position_embeddings: {section.max_position_embeddings}, but data.max_length is {data.max_length}"
