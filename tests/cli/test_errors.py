@@ -384,4 +384,10 @@ def test_a_checkpoint_that_was_copied_as_a_link(pnn_command, trained_run, tmp_pa
 def test_a_folder_that_may_be_on_the_hub(pnn_command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    fails(pnn_command, "fill", "models/pnn-base", "a [MASK] .", says=("there is no folder models/pnn-base here, and",))
+    fails(
+        pnn_command,
+        "fill",
+        "models/pnn-base",
+        "a [MASK] .",
+        says=("no such folder here, and no model came",),
+    )

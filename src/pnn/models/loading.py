@@ -114,6 +114,8 @@ def load_decoder(run: str | Path, *, device: str | None = None) -> Loaded[PreTra
 def load_any(run: str | Path, *, device: str | None = None) -> Loaded[Any]:
     """RUN's language model, on the GPU if there is one."""
     checkpoint = runs.find_checkpoint(run)
+    if isinstance(checkpoint, str):
+        say(f"there is no folder {checkpoint} here: asking the hub")
     model = load_model(checkpoint)
     tokenizer = tokenizer_for(checkpoint, model.config, longest_input(model))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -264,8 +266,10 @@ def _failing_as(name: str | Path, what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        here = "" if Path(name).exists() else f"there is no folder {name} here, and "
-        raise UserError(f"{here}{name}: cannot load a {what} ({first_line(error)})") from error
+        cannot = f"cannot load a {what}"
+        if not Path(name).exists():
+            cannot = f"there is no such folder here, and no {what} came from the hub"
+        raise UserError(f"{name}: {cannot} ({first_line(error)})") from error
 
 
 def _check_whole(name: str | Path, info: dict[str, Any], counts: Callable[[str], bool] = lambda key: True) -> None:
