@@ -155,9 +155,15 @@ def find_checkpoint(run: str | Path) -> Path | str:
     # before the hub is asked: without a network that takes half a minute
     if meant := closest(path.name, sorted(other.name for other in path.parent.glob("*/"))):
         raise UserError(f"no run or checkpoint at {run}; did you mean {path.parent / meant}?")
-    if str(run).count("/") == 1 and not str(run).startswith((".", "/", "~", "runs/")):
-        return str(run)  # owner/name on the hub
+    if is_hub_name(run):
+        return str(run)
     raise UserError(f"no run or checkpoint at {run}")
+
+
+def is_hub_name(run: str | Path) -> bool:
+    """Whether what is no folder here may be owner/name on the hub."""
+    name = str(run)
+    return name.count("/") == 1 and not name.startswith((".", "/", "~", "runs/")) and not Path(run).exists()
 
 
 def verify_model(folder: Path) -> None:

@@ -267,7 +267,7 @@ def _failing_as(name: str | Path, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         cannot = f"cannot load a {what}"
-        if not Path(name).exists():
+        if runs.is_hub_name(name):
             cannot = f"there is no such folder here, and no {what} came from the hub"
         raise UserError(f"{name}: {cannot} ({first_line(error)})") from error
 
