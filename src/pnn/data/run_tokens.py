@@ -9,6 +9,7 @@ tokens again. Runs of earlier versions have no such file: their tokens follow fr
 
 from __future__ import annotations
 
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def first_words(run: Path, data: DataConfig, most: int = 4) -> str | None:
         return None
     tokenizer = tokens.tokenizer()
     text = tokenizer.decode(tokens.take(shards.held_out(tokens, data)[:1])[:BEGINNING], skip_special_tokens=True)
-    words = text.split()[1:-1][:most]  # the first and the last may be pieces of words
+    words = text.split()[1:-1]  # the first and the last may be pieces of words
+    words = list(dropwhile(lambda word: not word[0].isalpha(), words))[:most]
     known = unknown_token(tokenizer) not in tokenizer(" ".join(words)).input_ids
     return " ".join(words) if words and known else None
 
