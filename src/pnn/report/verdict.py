@@ -167,7 +167,7 @@ def at_once(runs: Sequence[Run[Any]]) -> list[Html]:
     """Why the intervals of several differences are wider than those of the same runs two at a time."""
     if len(runs) < 3 or any(run.by_sequence is None for run in runs):
         return []
-    wider = "so each is wider than `pnn compare` and a report give for two runs alone"
+    wider = "so each is wider than where only two runs are compared"
     return [html(f"These {len(runs) - 1} intervals are right together in 95 % of cases, {wider}.")]
 
 
@@ -177,7 +177,7 @@ def pairing_note(runs: Sequence[Run[Any]]) -> str:
     if not without:
         return (
             "Intervals of differences between runs are paired: all runs were asked for the same tokens, and what is hard for "
-            "every run cancels, as in `pnn compare`. Several of them are right together in 95 % of cases."
+            "every run cancels, as in pnn compare. Several of them are right together in 95 % of cases."
         )
     return (
         "Intervals of differences between runs treat them as independent, which as a rule makes them too wide: "
