@@ -2,12 +2,12 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from beside import VOCABULARY
 
 import pnn
 from pnn.cli import tables
@@ -17,6 +17,8 @@ from pnn.data.masking import SpecialTokens, content_keys, select
 from pnn.data.shards import prepare
 from pnn.evaluation.masked import evaluate_masked
 from pnn.models.loading import load_model
+
+BOX = Path(__file__).parents[2] / "models" / "pnn-base"
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +188,7 @@ def test_a_missing_weight_is_an_error_not_a_random_number(trained_run, tmp_path)
 
 def test_the_ceiling_is_left_out_where_it_does_not_apply(prepared_folder):
     """Paragraphs cut short, or another tokenizer: no ceiling and no kinds, instead of wrong ones."""
-    for changes in ({"max_length": 16}, {"tokenizer": str(VOCABULARY)} if VOCABULARY.exists() else {"max_length": 20}):
+    for changes in ({"max_length": 16}, {"tokenizer": str(BOX)}):
         data = DataConfig(**({"synthetic_paragraphs": 60, "validation_sequences": 20, "max_length": 64} | changes))
         data.prepared = str(prepared_folder)
         cut = prepare(data, lambda items, _: items)
