@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pnn.config import load_config
+
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -173,6 +175,8 @@ def test_bert12_is_trained_anew_at_a_better_rate(wanted, to_measure, tmp_path):
     assert list(seeds) == [f", seed {seed}, learning_rate 5e-4" for seed in range(3)]
     assert list(longer) == [", seed 0, learning_rate 5e-4"]
     assert all("training.learning_rate=5e-4" in item.command for item in (*seeds.values(), *longer.values()))
+    config = load_config(RESULTS / "better_than_bert" / "configs" / "bert12.yaml")
+    assert float(wanted.OF_BERT12) == config.training.learning_rate
     runs = [comparison.Run(Path("RUNS") / folder / "bert12" / "seed-0") for folder in ("a", "a2")]
     assert Path(seeds[", seed 0, learning_rate 5e-4"].leaves).parent == Path("better_than_bert/a2/bert12/seed-0")
     assert comparison.at_stage(runs, "a") == {"bert12": {0: runs[1]}}

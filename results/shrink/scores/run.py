@@ -48,7 +48,7 @@ ARMS = (
 
 def chosen(model: PreTrainedModel, scores: UnitScores, share: float, sharing: str) -> list[Unit]:
     """The units that go: the least useful, until the model has this share of its parameters less."""
-    wanted = share * parameters(model)
+    wanted = share * model.num_parameters()
     maps = {kind: unit_map(model, kind) for kind in KINDS}
     rows = [(kind, layer) for kind in KINDS for layer in range(len(maps[kind]))]
     sizes = {at: parameters_of(model, *at) for at in rows}
@@ -75,10 +75,10 @@ def chosen(model: PreTrainedModel, scores: UnitScores, share: float, sharing: st
 
 
 def in_rounds(model: PreTrainedModel, text: Text, method: str, share: float, seed: int) -> PreTrainedModel:
-    now, whole = model, parameters(model)
+    now, whole = model, model.num_parameters()
     for round_ in range(1, ROUNDS + 1):
         scores = score_units(now, calibration(text, seed, round_), method, KINDS, seed=seed)
-        now = prune(now, chosen(now, scores, 1 - (1 - share * round_ / ROUNDS) * whole / parameters(now), "shared"))
+        now = prune(now, chosen(now, scores, 1 - (1 - share * round_ / ROUNDS) * whole / now.num_parameters(), "shared"))
     return now
 
 
@@ -86,14 +86,10 @@ def calibration(text: Text, seed: int, round_: int = 1) -> list[dict[str, torch.
     return list(text.batches(text.sample(CALIBRATION_ROWS, seed, round_), BATCH_ROWS))
 
 
-def parameters(model: PreTrainedModel) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def measured(model: PreTrainedModel, text: Text, labels: dict[str, Any]) -> dict[str, Any]:
     nats, targets = held_out_nats(model, text)
     return labels | {
-        "parameters": parameters(model),
+        "parameters": model.num_parameters(),
         "heads": sum(map(len, unit_map(model, "head"))),
         "neurons": sum(map(len, unit_map(model, "neuron"))),
         "nats": [round(float(one), 4) for one in nats],

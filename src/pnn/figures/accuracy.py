@@ -39,9 +39,8 @@ def accuracy_by_step(evaluations: Mapping[str, MaskedEvaluation]) -> Figure:
         axes.set(xlabel="refinement step", xlim=(first - 0.3, max(steps, first + 1) + 0.3))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
         per_cent_axis(axes)
-    whole.set(
-        title="From the embeddings on", ylabel="masked tokens predicted right (%)", ylim=(-0.03, 1.03)
-    )  # room for marks at the ends
+    room = (-0.03, 1.03)  # for marks at the ends
+    whole.set(title="From the embeddings on", ylabel="masked tokens predicted right (%)", ylim=room)
     enlarged.set(title="From step 1 on, enlarged")
     labels = [(ceiling, f"best possible{owner} {per_cent(ceiling)}", INK) for ceiling, owner in _ceilings(evaluations)]
     for name, evaluation in evaluations.items():

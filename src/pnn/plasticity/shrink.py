@@ -157,7 +157,7 @@ def shrink(
     """The model given stays as it is. `work` is the folder of what is under way."""
     check(model, settings, tokenizer)
     original = copy.deepcopy(model).float().eval()  # 16-bit weights would swallow small updates
-    total = _size(original)
+    total = original.num_parameters()
     journal = Journal(Path(work), "shrink")
     name = name or model.config.model_type
     plan = settings.as_cycle()
@@ -251,14 +251,14 @@ def _prune(whole: Trimmed, settings: ShrinkSettings, total: int) -> tuple[PreTra
         gone = _choose(now, whole.text, settings, 1, partial(faster, now, times=settings.faster, length=length))
         return prune(now, gone), gone
     assert settings.fewer is not None
-    left = _size(now)
+    left = now.num_parameters()
     surplus = left - (1 - settings.fewer) * total
     if surplus < 1:  # tokens were enough
         return now, gone
     _check_enough(whole, settings, total, surplus / left)
     for round_ in range(1, settings.rounds + 1):
-        share = 1 - (left - surplus * round_ / settings.rounds) / _size(now)
-        if share * _size(now) >= 1:  # or an earlier round took a large unit
+        share = 1 - (left - surplus * round_ / settings.rounds) / now.num_parameters()
+        if share * now.num_parameters() >= 1:  # or an earlier round took a large unit
             pick = partial(fewer_parameters, now, share=share, whole=whole.model)
             chosen = _choose(now, whole.text, settings, round_, pick)
             now, gone = prune(now, chosen), gone + chosen
@@ -271,7 +271,7 @@ def _check_enough(whole: Trimmed, settings: ShrinkSettings, total: int, share: f
         return most_fewer(whole.model, settings.units, share)
     tokens = (
         f"−{written(100 * (settings.fewer or 0), 1)} % of the parameters cannot go: tokens that the text has rarely or never "
-        f"hold {per_cent(1 - _size(whole.model) / total)} of them"
+        f"hold {per_cent(1 - whole.model.num_parameters() / total)} of them"
     )
     if not settings.units:
         raise UserError(f"{tokens}; name more kinds, such as --kinds tokens,neurons")
@@ -294,10 +294,6 @@ def _choose(
         return gone
     kinds = [kind for kind in settings.units if kind in (HEAD, NEURON)]
     return as_many(model, gone, score_units(model, batches, settings.by, kinds))
-
-
-def _size(model: PreTrainedModel) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _counts(model: PreTrainedModel, settings: ShrinkSettings) -> dict[str, int]:
