@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "better_than_bert"))
-from comparison import CANDIDATES, OURS, SEEDS, SEEDS_BESIDE_SECOND, SEEDS_OF_SECOND
+from comparison import OURS, ROUNDS, SEEDS, SEEDS_BESIDE_SECOND, SEEDS_OF_SECOND
 
 from pnn.runs import read_json
 
@@ -78,18 +78,29 @@ def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[Item
 
 RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("1e-3", "5e-4"), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
 OF_BERT12 = "1e-3"  # in its config
-WORK = {"pnn_thrice": 0.99, "pnn_wide": 0.97, "pnn_twelve": 0.96}  # FLOPs of BERT-12's, where no speed is measured
+WORK = {
+    "pnn_thrice": 0.99,
+    "pnn_wide": 0.97,
+    "pnn_twelve": 0.96,
+    "pnn_1024": 0.92,
+    "pnn_1280": 0.97,
+    "pnn_1536": 0.93,
+}  # FLOPs of BERT-12's, where no speed is measured
 
 
 def comparison(runs: Path | None) -> Iterator[Item]:
-    """First the candidates for the second form, and what rule 10 makes of them. Then BERT-12's last rate, before which none of
-    its seeds begins, and three seeds of the two models that the question is about. The rest in turns: what is half done
+    """First the candidates for the second form, and what rules 10 and 12 make of them. Then BERT-12's last rate, before which
+    none of its seeds begins, and three seeds of the two models that the question is about. The rest in turns: what is half done
     compares already."""
-    candidates = [one_epoch(model) for model in CANDIDATES]
-    yield from candidates
-    longer = [three_epochs(item.model, 0) for item in best_of(candidates, runs, wanted=2)]
-    yield from longer
-    second = best_of([three_epochs(OURS, 0), *longer], runs, wanted=1) if longer else []
+    forms = [three_epochs(OURS, 0)]
+    for models, go_on in ROUNDS:
+        candidates = [one_epoch(model) for model in models]
+        yield from candidates
+        longer = [three_epochs(item.model, 0) for item in best_of(candidates, runs, wanted=go_on)]
+        yield from longer
+        if all(item.done(runs) for item in longer):  # until then the best of the round before counts
+            forms += longer
+    second = best_of(forms, runs, wanted=1) if len(forms) > 1 else []
     form = second[0].model if second else OURS
     wanted = dict(SEEDS)
     if form != OURS:

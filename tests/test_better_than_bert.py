@@ -301,10 +301,27 @@ def test_candidates_that_went_on_against_the_rule_are_told(collect, put, tmp_pat
         json.dumps({"rows": [], "git": {"commit": "f" * 40}, "source_sha256": "two"})
     )
     found = result(collect)["departures"]
-    assert "(a): PNN-rewrite, seven refiners is not one of the best two candidates" in found
+    assert "(a): PNN-rewrite, seven refiners is not one of the best 2 of its round" in found
     assert "speeds: timed with another version of the code (ffffffff) than any run of (a)" in found
     put("a", "pnn_twelve", 0, source_sha256="two")
     assert not [one for one in result(collect)["departures"] if one.startswith("speeds")]
+
+
+@pytest.mark.parametrize(("points", "form"), [(6, "pnn_1280"), (5, "pnn_wide"), (4, "pnn_wide")])
+def test_a_wider_form_takes_the_second_ones_place_if_it_is_ahead(collect, put, points, form):
+    for candidate, reached in (("pnn_rewrite", 3), ("pnn_wide", 5), ("pnn_twelve", 4), ("pnn_1280", points)):
+        put("a", candidate, 0, points=reached)
+    put("a", "bert12", 0)
+    for candidate, reached in (("pnn_1024", 1), ("pnn_1280", 3), ("pnn_1536", 2)):
+        put(f"rates_{candidate}", "learning_rate=2e-3", 0, reached)
+    found = result(collect)
+    metrics = found["metrics"]
+    assert metrics["form"] == form
+    assert metrics["points_ahead_of_bert12"]["mean"] == pytest.approx(max(points, 5))
+    assert metrics["first_form"]["a"]["bert12"]["mean"] == pytest.approx(3)
+    assert not [one for one in found["departures"] if "best 1" in one]
+    put("a", "pnn_1536", 0)
+    assert "(a): PNN-rewrite, states of 1,536 is not one of the best 1 of its round" in result(collect)["departures"]
 
 
 def test_there_is_no_second_form_if_neither_candidate_is_ahead(collect, put):

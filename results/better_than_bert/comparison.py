@@ -19,7 +19,9 @@ TOTALS = "by_sequence.json"  # in measured/: what every run of (a) and (b) got r
 TEXT = "wikitext_tokens"
 OURS = "pnn_rewrite"
 BOX = OURS  # the form of the weights in models/pnn-base
-CANDIDATES = ("pnn_thrice", "pnn_wide", "pnn_twelve")  # for the second form: rules 10 and 11
+# For the second form, in two rounds: who is tried after one epoch, and how many of them go on. Rules 10 and 12.
+ROUNDS = ((("pnn_thrice", "pnn_wide", "pnn_twelve"), 2), (("pnn_1024", "pnn_1280", "pnn_1536"), 1))
+CANDIDATES = tuple(model for models, _ in ROUNDS for model in models)
 NAMES = {
     OURS: "PNN-rewrite",
     "pnn_gateless": "PNN-rewrite without its gate",
@@ -29,6 +31,9 @@ NAMES = {
     "pnn_thrice": "PNN-rewrite, seven refiners",
     "pnn_wide": "PNN-rewrite, eight refiners, one attention",
     "pnn_twelve": "PNN-rewrite, twelve refiners, one attention",
+    "pnn_1024": "PNN-rewrite, states of 1,024",
+    "pnn_1280": "PNN-rewrite, states of 1,280",
+    "pnn_1536": "PNN-rewrite, states of 1,536",
 }
 NAMES |= {f"{form}_gateless": f"{NAMES[form]}, without gates" for form in CANDIDATES}
 SEEDS = {OURS: 5, "bert4": 5, "pnn_gateless": 3, "bert12": 3, "pnn_paper": 1}  # of (a)
@@ -133,11 +138,12 @@ def at_stage(runs: list[Run], stage: str) -> dict[str, dict[int, Run]]:
 
 
 def chosen_form(runs: list[Run]) -> str | None:
-    """After three epochs, on the tail: the better of two candidates, or PNN-rewrite if neither is ahead of it. None until both
-    were trained."""
-    tried = {model: mine[0].tail for model, mine in at_stage(runs, "a").items() if model in (OURS, *CANDIDATES) and 0 in mine}
-    candidates = tried.keys() - {OURS}
-    return max(tried, key=lambda model: (tried[model], model == OURS)) if len(candidates) > 1 else None
+    """After three epochs, on the tail: the best of the candidates that went on, or PNN-rewrite if none is ahead of it; the
+    earlier one where two are level. None until both of the first round were trained."""
+    three = at_stage(runs, "a")
+    tried = [model for model in (OURS, *CANDIDATES) if 0 in three.get(model, {})]
+    first, wanted = ROUNDS[0]
+    return max(tried, key=lambda model: three[model][0].tail) if len(set(tried) & set(first)) >= wanted else None
 
 
 def without_gates(form: str) -> str:
@@ -276,7 +282,7 @@ def departures_of(runs: list[Run], bench: Path) -> list[str]:
     asked, ten = dict(SEEDS), [OURS, "bert4", "bert12"]
     if form is None:
         found.append(
-            f"(a): the second form is not chosen yet: {sum(one in three for one in CANDIDATES)} of 2 candidates trained"
+            f"(a): the second form is not chosen yet: {sum(one in three for one in ROUNDS[0][0])} of 2 candidates trained"
         )
     elif form != OURS:
         asked |= SEEDS_BESIDE_SECOND | dict(zip((form, without_gates(form)), SEEDS_OF_SECOND, strict=True))
@@ -295,7 +301,7 @@ def departures_of(runs: list[Run], bench: Path) -> list[str]:
         if model not in (*asked, *three):  # a candidate that went no further
             continue
         rate, rates = best_rate(tried).rate, sorted({run.rate for run in tried})
-        if rate in (rates[0], rates[-1]) and model not in CANDIDATES:  # which have one, by rule 10
+        if rate in (rates[0], rates[-1]) and model not in CANDIDATES:  # which have one, by rules 10 and 12
             edge = "lowest" if rate == rates[0] else "highest"
             which = "only one tried" if len(rates) == 1 else f"{edge} of the {len(rates)} tried"
             found.append(f"rates: {rate_word(rate)}, the best of {NAMES[model]}, is the {which}")
@@ -308,13 +314,15 @@ def departures_of(runs: list[Run], bench: Path) -> list[str]:
 
 
 def chosen_otherwise(runs: list[Run]) -> list[str]:
-    """Where candidates went on otherwise than rule 10 says."""
-    looked = {model: best_rate(mine).tail for model, mine in rates_of(runs).items() if model in CANDIDATES}
-    best = sorted(looked, key=lambda model: -looked[model])[:2]
-    found = [f"rates: {NAMES[model]} is missing" for model in CANDIDATES if model not in looked]
-    gone_on = [model for model in CANDIDATES if model in at_stage(runs, "a")]
-    if len(looked) == len(CANDIDATES):
-        found += [f"(a): {NAMES[model]} is not one of the best two candidates" for model in gone_on if model not in best]
+    """Where candidates went on otherwise than rules 10 and 12 say."""
+    found = []
+    for candidates, wanted in ROUNDS:
+        looked = {model: best_rate(mine).tail for model, mine in rates_of(runs).items() if model in candidates}
+        best = sorted(looked, key=lambda model: -looked[model])[:wanted]
+        found += [f"rates: {NAMES[model]} is missing" for model in candidates if model not in looked]
+        if len(looked) == len(candidates):
+            gone_on = [model for model in candidates if model in at_stage(runs, "a") and model not in best]
+            found += [f"(a): {NAMES[model]} is not one of the best {wanted} of its round" for model in gone_on]
     return found
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One part of the comparison. Usage: results/better_than_bert/run.sh PART TOKENS WIKITEXT RUNS [pnn sweep arguments]
-# PART: looks, rates, second, best_two, speeds, a or b. TOKENS and WIKITEXT: folders of token shards (README.md beside). Every part but speeds is a
+# PART: looks, rates, second, wider, go_on, speeds, a or b. TOKENS and WIKITEXT: folders of token shards (README.md beside). Every part but speeds is a
 # sweep: stopped, the same command goes on. Before `a` each config holds its model's best rate.
 set -euo pipefail
 part=$1 tokens=$2 wikitext=$3 runs=$4
@@ -17,12 +17,14 @@ case $part in
     for model in pnn_rewrite pnn_gateless bert4 bert12 pnn_paper; do
       sweep "rates_$model" "$configs/$model.yaml" --over training.learning_rate=5e-4,1e-3,2e-3 --set training.epochs=1 "$@"
     done ;;
-  second) # the candidates for the second form, rule 10
-    for model in pnn_thrice pnn_wide pnn_twelve; do
+  second | wider) # the candidates for the second form, rules 10 and 12
+    candidates=(pnn_thrice pnn_wide pnn_twelve)
+    [ "$part" = second ] || candidates=(pnn_1024 pnn_1280 pnn_1536)
+    for model in "${candidates[@]}"; do
       sweep "rates_$model" "$configs/$model.yaml" --over training.learning_rate=2e-3 --set training.epochs=1 "$@"
     done ;;
-  best_two) # of these, for three epochs: FORMS='pnn_wide pnn_twelve'
-    read -ra forms <<<"${FORMS:?the best two candidates after one epoch}"
+  go_on) # the best of these, for three epochs: FORMS='pnn_wide pnn_twelve'
+    read -ra forms <<<"${FORMS:?the best candidates after one epoch}"
     forms=("${forms[@]/#/$configs/}")
     sweep a2 "${forms[@]/%/.yaml}" --set training.epochs=3 "$@" ;;
   speeds) # with nothing else on the GPU
@@ -36,5 +38,5 @@ case $part in
     sweep a55 "$configs/$FORM.yaml" --seeds 5 --set training.epochs=3 "$@"
     sweep a33 "$configs/${FORM}_gateless.yaml" --seeds 3 --set training.epochs=3 "$@" ;;
   b) sweep b "$configs"/pnn_rewrite.yaml "$configs"/bert4.yaml "$configs"/bert12.yaml ${FORM:+"$configs/$FORM.yaml"} --set training.epochs=10 "$@" ;;
-  *) echo "no part $part: looks, rates, second, best_two, speeds, a or b" >&2; exit 2 ;;
+  *) echo "no part $part: looks, rates, second, wider, go_on, speeds, a or b" >&2; exit 2 ;;
 esac
