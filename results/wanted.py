@@ -119,8 +119,8 @@ def comparison(runs: Path | None) -> Iterator[Item]:
     late = ("pnn_gateless", "pnn_paper", OURS)
     first = asked + [item for item in turns if item.seed < 3 and item.model not in late and item not in asked]
     yield from first
-    narrow = BERT / "configs" / "looks" / "narrow.yaml"  # is it the table of tokens that helps on WikiText?
-    yield training("looks, narrow:", OURS, "looks/narrow", 0, 1, config=narrow)
+    for look, of in (("narrow", OURS), ("bert_1024", "bert12")):  # is it the table of tokens that helps; is it width alone
+        yield training(f"looks, {look}:", of, f"looks/{look}", 0, 1, config=BERT / "configs" / "looks" / f"{look}.yaml")
     if form != OURS:
         yield training("(b)", form, f"b/{form}", 0, 10)
         if form not in speeds():
