@@ -83,7 +83,8 @@ def put(trained, tmp_path):
         accuracy = sum(text["correct"]) / sum(text["targets"])
 
         def measured(found):
-            found["accuracy"] = found["sets"]["wikitext_tokens"]["accuracy"] = accuracy
+            found["sets"]["wikitext_tokens"]["accuracy"] = accuracy
+            found["accuracy"] = 2 * accuracy - 0.4  # on the tail all differences are twice as large
             return found
 
         edit(run / "evaluation.json", measured)
@@ -126,6 +127,7 @@ def test_who_is_ahead_follows_from_the_runs(collect, put, ours, outcome):
         assert gap["mean"] == pytest.approx(ours)
         assert gap["low"] <= gap["mean"] <= gap["high"]
         assert (gap["seeds"], gap["verdict"]) == (seeds, outcome)
+        assert gap["tail"]["value"] == pytest.approx(2 * ours)
     told = [one for one in found["departures"] if one.startswith("(a)")]
     assert told == ["(a): the second form is not chosen yet: 0 of 2 candidates trained"]
     assert f"against BERT-12 {outcome}" in found["answer"]

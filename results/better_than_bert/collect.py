@@ -102,12 +102,20 @@ def ahead_table(metrics: dict[str, Any]) -> str:
                 beside = "" if stage == "b" else estimate(gap["student"], 2).partition(" ")[2].strip("()")
                 lines.append(
                     f"| ({stage}) | {NAMES[form]} | {rival_name(rival)} | {written(gap['mean'], 2, plus=True)} | {between} "
-                    f"| {beside} | {len(gap['seeds'])} | {gap['verdict']} |"
+                    f"| {beside} | {tail(gap)} | {len(gap['seeds'])} | {gap['verdict']} |"
                 )
     if not lines:
         return "Who is ahead over seeds, at (a), and with one seed at (b), is not measured yet."
-    head = "| | | against | points ahead | 95 %, seeds and sequences | Student's t, seeds | seeds | |"
+    head = (
+        "| | | against | points ahead | 95 %, seeds and sequences | Student's t, seeds | on the tail, Student's t | seeds | |"
+    )
     return or_nothing(head, lines)
+
+
+def tail(gap: dict[str, Any]) -> str:
+    ahead, ends = gap["tail"]["value"], gap["tail"]["interval"]
+    between = "" if ends[0] is None else f" ({interval(ends, 2, scale=1)})"
+    return f"{written(ahead, 2, plus=True)}{between}"
 
 
 def rival_name(rival: str) -> str:
@@ -191,7 +199,7 @@ def answer_of(metrics: dict[str, Any]) -> str:
     for rival in RIVALS:
         if (gap := metrics.get(f"points_ahead_of_{rival}")) is not None:
             between = interval((gap["low"], gap["high"]), 2, scale=1)
-            how = f"{gap['verdict']} ({written(gap['mean'], 2, plus=True)} points, {between})"
+            how = f"{gap['verdict']} ({written(gap['mean'], 2, plus=True)} points, {between}; on the tail {tail(gap)})"
             three.append(f"against {rival_name(rival)} {how}")
     if (gap := metrics["points_ahead_at_b"].get("bert12")) is not None:
         more.append(f"at (b) against {NAMES['bert12']} {written(gap['mean'], 2, plus=True)} points")

@@ -160,7 +160,7 @@ def right(runs: list[Run]) -> tuple[Any, Any]:
 
 
 def ahead(ours: dict[int, Run], theirs: dict[int, Run]) -> dict[str, Any] | None:
-    """How many points ours is ahead, paired by the seeds that both have and by sequence."""
+    """How many points ours is ahead, paired by the seeds that both have and by sequence; on the tail by seed alone."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None
@@ -175,6 +175,7 @@ def ahead(ours: dict[int, Run], theirs: dict[int, Run]) -> dict[str, Any] | None
         "high": drawn.high,
         "student": student(by_seed).as_json(),
         "by_seed": by_seed,
+        "tail": student([100 * (ours[seed].tail - theirs[seed].tail) for seed in seeds]).as_json(),
         "seeds": seeds,
         "verdict": outcome,
     }
