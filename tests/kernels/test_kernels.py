@@ -128,7 +128,7 @@ def test_dropout_and_gelu(dtype, p, shape):
 NORMS = [
     (p, has_residual, has_bias, shape)
     for p, has_residual, has_bias in product([0.0, 0.3], [True, False], [True, False])
-    for number, shape in enumerate([(50, 24), (1, 64)] + ([(5000, 768)] if ON_GPU else []))
+    for number, shape in enumerate([(50, 24), (1, 64)] + ([(5000, 768), (5000, 1536)] if ON_GPU else []))
     if ON_GPU or (p > 0) ^ has_residual ^ has_bias == number
 ]
 

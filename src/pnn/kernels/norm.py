@@ -19,6 +19,7 @@ from pnn.kernels import random
 
 WIDEST = 4096
 ROWS = 32  # of a program of the backward pass
+EACH_WARP = 1024  # numbers of a row: seven such arrays are what the registers hold in the backward pass
 
 
 def takes(x: Tensor) -> bool:
@@ -161,13 +162,14 @@ def norm_backward(
 
 def _shape(x: Tensor, x_bias: Tensor | None, residual: Tensor | None, probability: float) -> dict[str, int]:
     width = x.shape[-1]
+    block = triton.next_power_of_2(width)
     return {
         "width": width,
-        "block": triton.next_power_of_2(width),
+        "block": block,
         "has_residual": residual is not None,
         "has_bias": x_bias is not None,
         "drops": probability > 0,
-        "num_warps": 1,
+        "num_warps": max(1, block // EACH_WARP),
     }
 
 
