@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import pnn
+
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
 
 SHARED = {86: 99, 90: 227}  # KiB a block may use, by compute capability
@@ -121,7 +123,7 @@ build(llama.turn, 2, {"half": 32, "block": 16, "back": True}, **steps, cos="*fp3
 @pytest.mark.slow
 def test_every_kernel_compiles_and_fits():
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    package = str(Path(__file__).parents[2] / "src" / "pnn")
+    package = str(Path(pnn.__file__).parent)
     command = [sys.executable, "-c", CODE, package, *map(str, SHARED)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
