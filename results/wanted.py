@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "better_than_bert"))
-from comparison import OURS, ROUNDS, SEEDS, SEEDS_BESIDE_SECOND, SEEDS_OF_SECOND
+from comparison import OURS, ROUNDS, SEEDS, SEEDS_BESIDE_SECOND, SEEDS_OF_SECOND, flops_of
 
 from pnn.runs import read_json
 
@@ -78,14 +78,6 @@ def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[Item
 
 RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("1e-3", "5e-4"), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
 OF_BERT12 = "1e-3"  # in its config
-WORK = {
-    "pnn_thrice": 0.99,
-    "pnn_wide": 0.97,
-    "pnn_twelve": 0.96,
-    "pnn_1024": 0.92,
-    "pnn_1280": 0.97,
-    "pnn_1536": 0.93,
-}  # FLOPs of BERT-12's, where no speed is measured
 
 
 def comparison(runs: Path | None) -> Iterator[Item]:
@@ -193,7 +185,7 @@ def speed_of(model: str) -> float:
     """Tokens per second, as measured or by FLOPs."""
     if model in STEPS:
         return speeds()[OURS] * STEPS["looped"] / STEPS[model]
-    return speeds().get(model) or speeds()["bert12"] / WORK[model.removesuffix("_gateless")]
+    return speeds().get(model) or speeds()["bert12"] * flops_of("bert12") / flops_of(model)
 
 
 def speeds() -> dict[str, float]:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pnn.config import load_config
 from pnn.errors import UserError
+from pnn.models.sections import build_model, model_config
 from pnn.runs import read_json
 from pnn.sweep import run_sweep
 from pnn.training.run import train_run
@@ -321,9 +323,9 @@ def test_a_wider_form_takes_the_second_ones_place_if_it_is_ahead(collect, put, p
     assert metrics["form"] == form
     assert metrics["points_ahead_of_bert12"]["mean"] == pytest.approx(max(points, 5))
     assert metrics["first_form"]["a"]["bert12"]["mean"] == pytest.approx(3)
-    assert not [one for one in found["departures"] if "best 1" in one]
+    assert not [one for one in found["departures"] if "of its round" in one]
     put("a", "pnn_1536", 0)
-    assert "(a): PNN-rewrite, states of 1,536 is not one of the best 1 of its round" in result(collect)["departures"]
+    assert "(a): PNN-rewrite, states of 1,536 is not the best of its round" in result(collect)["departures"]
 
 
 def test_there_is_no_second_form_if_neither_candidate_is_ahead(collect, put):
@@ -334,6 +336,26 @@ def test_there_is_no_second_form_if_neither_candidate_is_ahead(collect, put):
     assert (found["metrics"]["form"], "first_form" in found["metrics"]) == ("pnn_rewrite", False)
     assert "(a): PNN-rewrite lacks seeds 1, 2, 3, 4" in found["departures"]
     assert not [one for one in found["departures"] if "second form" in one or ("one attention" in one and "(a)" in one)]
+
+
+def test_candidates_are_as_small_as_the_rules_say(collect):
+    """With a config without gates for each, of which the best will need seeds."""
+    comparison = importlib.import_module("comparison")
+
+    def size(model):
+        config = load_config(str(collect.HERE / "configs" / f"{model}.yaml"), [])
+        with torch.device("meta"):
+            return build_model(model_config(config.model)).num_parameters()
+
+    for model in comparison.CANDIDATES:
+        assert size(f"{model}_gateless") < size(model) <= 53.7e6
+        assert comparison.flops_of(model) < comparison.flops_of("bert12")
+
+
+def test_the_script_trains_the_candidates_of_the_rules(collect):
+    rounds = importlib.import_module("comparison").ROUNDS
+    script = (collect.HERE / "run.sh").read_text()
+    assert [f"candidates=({' '.join(models)})" in script for models, _ in rounds] == [True, True]
 
 
 @pytest.mark.slow

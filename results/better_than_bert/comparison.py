@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pnn.config import RunConfig
+from pnn.config import RunConfig, load_config
 from pnn.models.flops import training_flops
 from pnn.models.sections import model_config
 from pnn.runs import read_config, read_json, read_metrics
@@ -122,6 +122,12 @@ def flops_per_token(config: RunConfig) -> float:
     """Of training."""
     masked = config.data.masked_in_training * (1 - 2 / MEAN_LENGTH)  # [CLS] and [SEP] are never masked
     return training_flops(model_config(config.model), ATTENDED, masked)
+
+
+@cache
+def flops_of(model: str) -> float:
+    """Of a model of the rules, by its config."""
+    return flops_per_token(load_config(str(Path(__file__).parent / "configs" / f"{model}.yaml"), []))
 
 
 def finished(folder: Path) -> list[Run]:
@@ -282,9 +288,9 @@ def departures_of(runs: list[Run], bench: Path) -> list[str]:
     three, form = at_stage(runs, "a"), chosen_form(runs)
     asked, ten = dict(SEEDS), [OURS, "bert4", "bert12"]
     if form is None:
-        found.append(
-            f"(a): the second form is not chosen yet: {sum(one in three for one in ROUNDS[0][0])} of 2 candidates trained"
-        )
+        first, wanted = ROUNDS[0]
+        trained = sum(one in three for one in first)
+        found.append(f"(a): the second form is not chosen yet: {trained} of {wanted} candidates trained")
     elif form != OURS:
         asked |= SEEDS_BESIDE_SECOND | dict(zip((form, without_gates(form)), SEEDS_OF_SECOND, strict=True))
         ten.append(form)
@@ -323,7 +329,8 @@ def chosen_otherwise(runs: list[Run]) -> list[str]:
         found += [f"rates: {NAMES[model]} is missing" for model in candidates if model not in looked]
         if len(looked) == len(candidates):
             gone_on = [model for model in candidates if model in at_stage(runs, "a") and model not in best]
-            found += [f"(a): {NAMES[model]} is not one of the best {wanted} of its round" for model in gone_on]
+            best_ones = "the best" if wanted == 1 else f"one of the best {wanted}"
+            found += [f"(a): {NAMES[model]} is not {best_ones} of its round" for model in gone_on]
     return found
 
 
