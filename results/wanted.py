@@ -78,6 +78,7 @@ def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[Item
 
 RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("1e-3", "5e-4"), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
 OF_BERT12 = "1e-3"  # in its config
+ADDITIONS = ("near", "guess", "recalls")  # to the second form, one at a time: rule 13
 
 
 def comparison(runs: Path | None) -> Iterator[Item]:
@@ -111,7 +112,8 @@ def comparison(runs: Path | None) -> Iterator[Item]:
     late = ("pnn_gateless", "pnn_paper", OURS)
     first = asked + [item for item in turns if item.seed < 3 and item.model not in late and item not in asked]
     yield from first
-    for look, of in (("narrow", OURS), ("bert_1024", "bert12")):  # is it the table of tokens that helps; is it width alone
+    looks = (("narrow", OURS), ("bert_1024", "bert12"))  # is it the table of tokens that helps; is it width alone
+    for look, of in (*((addition, "pnn_wide") for addition in ADDITIONS), ("bert12_near", "bert12"), *looks):
         yield training(f"looks, {look}:", of, f"looks/{look}", 0, 1, config=BERT / "configs" / "looks" / f"{look}.yaml")
     if form != OURS:
         yield training("(b)", form, f"b/{form}", 0, 10)

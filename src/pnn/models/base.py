@@ -7,11 +7,12 @@ with no adapter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
@@ -128,6 +129,11 @@ def arrange(
         layout = Layout(keep=None if attention_mask is None else attention_mask.bool())
     if config.positions == "rotary":
         layout = replace(layout, rotation=rotation(position_ids, config.hidden_size // heads, ROTARY_BASE))
+    if getattr(config, "neighbours", False):
+        joined = position_ids > 0
+        if layout.keep is not None:
+            joined = joined & layout.keep & F.pad(layout.keep[:, :-1], (1, 0))
+        layout = replace(layout, joined=joined)
     return position_ids, layout
 
 
@@ -193,6 +199,12 @@ class EncoderBase(PnnPreTrainedModel):
             raise ValueError(f"halt is for refinement steps, and a {type(self).__name__} has none")
         return None
 
+    def guessing(
+        self, input_ids: Tensor | None, position_ids: Tensor, last_at: Tensor | None, read: Read | None
+    ) -> Callable[[Tensor], Tensor] | None:
+        """What fills masked tokens with their own guess in the middle of a pass, where a model does that."""
+        return None
+
     def compile_blocks(self, with_kernels: bool = False) -> None:
         """Compile in place what runs again and again. Blocks of one shape share one compiled graph, so this takes as long for
         one step or layer as for twelve. `with_kernels`: it will train in 16 bit on a GPU that our kernels know. Where these
@@ -242,7 +254,8 @@ class EncoderBase(PnnPreTrainedModel):
         h = self.embeddings(tokens, position_ids)
         if num_steps == 0:  # h⁰ is the last state
             h = only_at(h, last_at)
-        out = self.refine(h, layout, num_steps, output_gates, last_at, rule)
+        more = {} if (guess := self.guessing(input_ids, position_ids, last_at, read_out)) is None else {"guess": guess}
+        out = self.refine(h, layout, num_steps, output_gates, last_at, rule, **more)
         return EncoderOutput(
             last_hidden_state=out.last_hidden_state,
             states=out.states if output_states else None,

@@ -12,6 +12,8 @@ With `recall` a step begins part of the way back to h⁰:  hᵗ = u + Δᵗ,   �
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +37,9 @@ from pnn.models.heads import (
     TokenClassificationBase,
 )
 from pnn.nn.gating import GATES
-from pnn.nn.halting import Halt, Rule
+from pnn.nn.guess import Guess
+from pnn.nn.halting import Halt, Read, Rule
+from pnn.nn.neighbours import Neighbours
 from pnn.nn.packing import Layout
 from pnn.nn.recall import Recall
 from pnn.nn.updates import UPDATES
@@ -84,6 +88,9 @@ class PNNConfig(PreTrainedConfig):
     repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
     random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
     recall: bool | str = False  # a step begins halfway between the state and the embeddings; "learned": where it has learned to
+    guess_after: list[int] | None = None  # the steps after which masked tokens read their own guess
+    mask_token_id: int | None = None  # which tokens these are
+    neighbours: bool = False  # a step begins with a look at the tokens beside
     random_halt: bool = False  # in training the context stops early, at random
     step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
     update: str = "gated"  # "delta", "rewrite": see nn/updates
@@ -194,6 +201,8 @@ class PNNModel(HaltingEncoder):
         self.refiners = nn.ModuleList(refiners)
         learns = config.recall == "learned"
         self.recalls = nn.ModuleList(Recall(config.hidden_size) for _ in self.refiners) if learns else None
+        self.guess = Guess(config.hidden_size) if config.guess_after else None
+        self.neighbours = nn.ModuleList(Neighbours(config.hidden_size) for _ in self.refiners) if config.neighbours else None
         self.make_criterion()
         self.post_init()
 
@@ -201,14 +210,34 @@ class PNNModel(HaltingEncoder):
     def blocks(self) -> nn.ModuleList:
         return self.refiners
 
-    def begin(self, h: Tensor, origin: Tensor, number: int) -> Tensor:
+    def begin(self, h: Tensor, origin: Tensor, number: int, layout: Layout) -> Tensor:
         """u, where a step of this refiner begins: at the state, or with `recall` part of the way back."""
+        if self.neighbours is not None:
+            assert layout.joined is not None
+            h = self.neighbours[number](h, layout.joined)
         if self.recalls is not None:
             return self.recalls[number](h, origin)
         return (h + origin) / 2 if self.config.recall else h
 
+    def guessing(
+        self, input_ids: Tensor | None, position_ids: Tensor, last_at: Tensor | None, read: Read | None
+    ) -> Callable[[Tensor], Tensor] | None:
+        if self.guess is None or read is None or input_ids is None:
+            return None
+        gaps = input_ids == self.config.mask_token_id
+        at = gaps.flatten().nonzero().squeeze(1) if last_at is None else last_at
+        places = None if self.embeddings.position is None else position_ids.expand_as(input_ids).flatten().index_select(0, at)
+        return partial(self.guess, embeddings=self.embeddings, read=read, at=at, gaps=gaps, places=places)
+
     def refine(
-        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
+        self,
+        h: Tensor,
+        layout: Layout,
+        num_steps: int | None,
+        details: bool,
+        last_at: Tensor | None,
+        rule: Rule | None = None,
+        guess: Callable[[Tensor], Tensor] | None = None,
     ) -> EncoderOutput:
         """hᵗ = u + Δᵗ,   Δᵗ = refiner(u),   u = hᵗ⁻¹ without `recall`. More steps than were trained go round the schedule
         again, or round the part of it that repeats."""
@@ -220,7 +249,9 @@ class PNNModel(HaltingEncoder):
         origin, states, deltas, gates = h, [h], [], []
         for step, number in enumerate(numbers):
             refiner, here = self.refiners[number], layout.at_step(step)
-            u = self.begin(h, origin, number)
+            if guess is not None and step in self.config.guess_after:
+                h = guess(h)
+            u = self.begin(h, origin, number, layout)
             if details:
                 delta, _, gate = refiner.refine(u, here)
                 h = u + delta

@@ -128,6 +128,8 @@ class Trainer:
         data = self.config.data
         tokenizer = self.prepared.tokenizer
         tokens = {"pad_token_id": tokenizer.pad_token_id}
+        if self.config.model.get("guess_after"):
+            tokens |= {"mask_token_id": tokenizer.mask_token_id}
         if self.config.kind.causal:
             tokens |= {"bos_token_id": end_of_text(tokenizer), "eos_token_id": end_of_text(tokenizer)}
         asked, made_from_text = self.config.model, data.tokenizer == "corpus" and data.train not in RULES
