@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "better_than_bert"))
-from comparison import OURS, ROUNDS, SEEDS, SEEDS_BESIDE_SECOND, SEEDS_OF_SECOND, flops_of
+from comparison import ADDED, OURS, ROUNDS, SEEDS, SEEDS_BESIDE_SECOND, SEEDS_OF_SECOND, flops_of
 
 from pnn.runs import read_json
 
@@ -78,7 +78,6 @@ def best_of(candidates: list[Item], runs: Path | None, wanted: int) -> list[Item
 
 RATES = {"pnn_gateless": ("1e-3", "4e-3"), "bert12": ("1e-3", "5e-4"), "pnn_paper": ("1e-3", "2e-3", "4e-3")}
 OF_BERT12 = "1e-3"  # in its config
-ADDITIONS = ("near", "guess", "recalls")  # to the second form, one at a time: rule 13
 
 
 def comparison(runs: Path | None) -> Iterator[Item]:
@@ -93,6 +92,10 @@ def comparison(runs: Path | None) -> Iterator[Item]:
         yield from longer
         if all(item.done(runs) for item in longer):  # until then the best of the round before counts
             forms += longer
+    added = three_epochs(ADDED, 0)
+    yield added
+    if added.done(runs):
+        forms.append(added)
     second = best_of(forms, runs, wanted=1) if len(forms) > 1 else []
     form = second[0].model if second else OURS
     wanted = dict(SEEDS)
@@ -112,8 +115,9 @@ def comparison(runs: Path | None) -> Iterator[Item]:
     late = ("pnn_gateless", "pnn_paper", OURS)
     first = asked + [item for item in turns if item.seed < 3 and item.model not in late and item not in asked]
     yield from first
-    looks = (("narrow", OURS), ("bert_1024", "bert12"))  # is it the table of tokens that helps; is it width alone
-    for look, of in (*((addition, "pnn_wide") for addition in ADDITIONS), ("bert12_near", "bert12"), *looks):
+    # what the additions give BERT, and each of them PNN
+    looks = [("bert12_again", "bert12"), ("recalls", "pnn_wide"), ("guess", "pnn_wide")]
+    for look, of in (*looks, ("narrow", OURS), ("bert_1024", "bert12")):  # is it the table that helps; is it width alone
         yield training(f"looks, {look}:", of, f"looks/{look}", 0, 1, config=BERT / "configs" / "looks" / f"{look}.yaml")
     if form != OURS:
         yield training("(b)", form, f"b/{form}", 0, 10)

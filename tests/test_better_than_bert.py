@@ -349,7 +349,8 @@ def test_candidates_are_as_small_as_the_rules_say(collect):
 
     for model in comparison.CANDIDATES:
         assert size(f"{model}_gateless") < size(model) <= 53.7e6
-        assert comparison.flops_of(model) < comparison.flops_of("bert12")
+        most = 1.04 if model == comparison.ADDED else 1.0  # which has two losses and a guess more: rule 13 says so
+        assert comparison.flops_of(model) < most * comparison.flops_of("bert12")
 
 
 def test_the_script_trains_the_candidates_of_the_rules(collect):

@@ -21,7 +21,8 @@ OURS = "pnn_rewrite"
 BOX = OURS  # the form of the weights in models/pnn-base
 # For the second form, in two rounds: who is tried after one epoch, and how many of them go on. Rules 10 and 12.
 ROUNDS = ((("pnn_thrice", "pnn_wide", "pnn_twelve"), 2), (("pnn_1024", "pnn_1280", "pnn_1536"), 1))
-CANDIDATES = tuple(model for models, _ in ROUNDS for model in models)
+ADDED = "pnn_again"  # the second form with what rule 13 adds to it, for three epochs
+CANDIDATES = (*(model for models, _ in ROUNDS for model in models), ADDED)
 NAMES = {
     OURS: "PNN-rewrite",
     "pnn_gateless": "PNN-rewrite without its gate",
@@ -31,6 +32,7 @@ NAMES = {
     "pnn_thrice": "PNN-rewrite, seven refiners",
     "pnn_wide": "PNN-rewrite, eight refiners, one attention",
     "pnn_twelve": "PNN-rewrite, twelve refiners, one attention",
+    "pnn_again": "PNN-rewrite that reads again",
     "pnn_1024": "PNN-rewrite, states of 1,024",
     "pnn_1280": "PNN-rewrite, states of 1,280",
     "pnn_1536": "PNN-rewrite, states of 1,536",

@@ -128,11 +128,11 @@ def test_nobody_halts_in_a_model_that_recalls(recall):
     for more in ({"halt": {"criterion": "change", "threshold": 0.1}}, {"random_halt": True}):
         with pytest.raises(StrictDataclassError) as refused:
             pnn.PNNConfig(**SMALL, recall=recall, **more)
-        assert "with recall every step changes every state" in str(refused.value.__cause__)
+        assert "with recall or guess_after steps begin elsewhere" in str(refused.value.__cause__)
     model, halt = built(recall=recall), {"criterion": "change", "threshold": 0.1}
-    with pytest.raises(ValueError, match="with recall every step changes every state"):
+    with pytest.raises(ValueError, match="with recall or guess_after steps begin elsewhere"):
         model(ids(), halt=halt)
-    with pytest.raises(ValueError, match="with recall every step changes every state"):
+    with pytest.raises(ValueError, match="with recall or guess_after steps begin elsewhere"):
         model.encoder.set_halt(halt)
     assert model.config.halt is None
     assert halting_settings(model, []) == []

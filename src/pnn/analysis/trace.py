@@ -216,12 +216,13 @@ def trace_batch(model: MaskedLMBase, batch: Batch, edits: Sequence[Edit] = (), n
         tokens = encoder.embeddings.token(ids[None])
         position_ids, layout = arrange(tokens, None, position_ids[None], borders, model.config)
         h = origin = encoder.embeddings(tokens, position_ids)
+        gaps = encoder.gaps_in(ids[None], position_ids, None, model.average_token)
         states, steps = [h[0]], []
         for number, block in enumerate(blocks, 1):
             refiner: Any = block
             with listening(block, [e for e in edits if e.steps is None or number in e.steps], Place(number, batch)) as heard:
                 if kind_of(model).has_steps:
-                    h = encoder.begin(h, origin, model.config.order(num_steps)[number - 1])
+                    h = encoder.begin(h, origin, number - 1, model.config.order(num_steps)[number - 1], gaps)
                     refinement = refiner.refine(h, layout)
                     change, raw, gate = refinement.delta, refinement.raw[0], refinement.gate
                     h = h + change

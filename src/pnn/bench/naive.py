@@ -135,6 +135,7 @@ def check_published_design(config: PNNConfig) -> None:
         "random_steps": (None,),
         "random_halt": (False,),
         "recall": (False,),
+        "guess_after": (None,),
         "embedding_size": (None,),
         "shared_attention": (False,),
         "halt": (None,),

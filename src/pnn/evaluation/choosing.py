@@ -35,6 +35,7 @@ from pnn.errors import UserError
 from pnn.evaluation.passes import PackedShape, made_of, to_device
 from pnn.files import sha256, write_json
 from pnn.models.flops import halting_flops
+from pnn.models.halting import can_halt
 from pnn.models.loading import read_config
 from pnn.models.precision import predicting
 from pnn.models.registry import kind_of, steps_read
@@ -110,10 +111,10 @@ def learned(config: Any) -> dict[str, Any] | None:
 @torch.no_grad()
 def halting_settings(model: PreTrainedModel, batches: Sequence[Batch], asked: Asked = MASKED) -> list[Setting]:
     """For each criterion that the model has, thresholds at which shares of the tokens have settled, over all steps but the
-    last; of a classifier's confidence also within fewer steps. None where a schedule does not go round, or with recall."""
+    last; of a classifier's confidence also within fewer steps. None where a schedule does not go round or nobody can halt."""
     encoder: Any = model.base_model
     config = encoder.config
-    if config.recall:
+    if not can_halt(config):
         return []
     every = settings(config)[0]
     found = []

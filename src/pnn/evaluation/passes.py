@@ -91,13 +91,15 @@ def _pass(
     causal = kind_of(model).causal
     longest = model.config.max_position_embeddings
     layout: type[PackedShape | RowsShape] = RowsShape if causal else PackedShape
+    gaps = gaps_in(batch, model.config)
 
     def run(flat: Tensor, shape: PackedShape | RowsShape) -> list[Tensor]:
         inputs = shape.inputs(flat)
         if causal and not kind_of(model).has_steps:
             at = inputs.pop("last_at")
             return [only_at(model.base_model(**inputs, use_cache=False, return_dict=True).last_hidden_state, at)[0]]
-        more = {"use_cache": False} if causal else {"halt": halt, "read_out": getattr(model, "read_out", None)}
+        heads = {name: getattr(model, name, None) for name in ("read_out", "average_token")}
+        more = {"use_cache": False} if causal else {"halt": halt, **heads}
         out = model.base_model(**inputs, **more, num_steps=num_steps, output_states=every_step, return_dict=True)
         before = out.states[:-1] if every_step else ()
         return [*(only_at(h, inputs["last_at"])[0] for h in before), out.last_hidden_state[0]]
@@ -105,10 +107,10 @@ def _pass(
     rule = None if causal else halting_in_force(model, num_steps, halt)
     recordings = _recordings_of(model, rule is not None)
     if recordings is not None:
-        shape = layout.bucket(batch, positions, longest)
+        shape = layout.bucket(batch, positions, longest, gaps)
         steps = getattr(model.config, "num_steps", None) if num_steps is None else num_steps
         key = (shape, steps, every_step, products_in(model.device, model.dtype), rule)
-        flat = shape.flat(batch, positions, longest)
+        flat = shape.flat(batch, positions, longest, gaps)
 
         def compute(flat: Tensor) -> list[Tensor]:
             return _cast_once(run, flat, shape)
@@ -125,8 +127,15 @@ def _pass(
             made = replay_halting(recordings, key, rule, *room, flat, compute, asked_for, every_step)
         if made is not None:
             return made
-    shape = layout.exact(batch, positions)
-    return then(run(to_device(shape.flat(batch, positions, longest), model.device), shape), False)
+    shape = layout.exact(batch, positions, gaps)
+    return then(run(to_device(shape.flat(batch, positions, longest, gaps), model.device), shape), False)
+
+
+def gaps_in(batch: PackedBatch, config: Any) -> Tensor | None:
+    """Where masked tokens read their own guess; None in a model that does not guess."""
+    if not getattr(config, "guess_after", None):
+        return None
+    return (batch.input_ids == config.mask_token_id).nonzero().squeeze(1)
 
 
 def _cast_once(run: Callable[..., list[Tensor]], *given: Any) -> list[Tensor]:
@@ -151,21 +160,25 @@ class PackedShape(NamedTuple):
     tokens: int
     borders: int
     positions: int
+    gaps: int | None = None  # where masked tokens read their own guess
 
     @staticmethod
-    def exact(batch: PackedBatch, positions: Tensor) -> PackedShape:
-        return PackedShape(len(batch.input_ids), len(batch.cu_seqlens), len(positions))
+    def exact(batch: PackedBatch, positions: Tensor, gaps: Tensor | None = None) -> PackedShape:
+        return PackedShape(len(batch.input_ids), len(batch.cu_seqlens), len(positions), None if gaps is None else len(gaps))
 
     @staticmethod
-    def bucket(batch: PackedBatch, positions: Tensor, longest: int) -> PackedShape:
+    def bucket(batch: PackedBatch, positions: Tensor, longest: int, gaps: Tensor | None = None) -> PackedShape:
         """Positions are counted in sixteenths of the tokens, sequences in half of that: each costs a program per head."""
         tokens = bucket(len(batch.input_ids))
         filler = math.ceil((tokens - len(batch.input_ids)) / longest)
         return PackedShape(
-            tokens, round_up(len(batch.cu_seqlens) + filler, tokens // 32), round_up(len(positions), tokens // 16)
+            tokens,
+            round_up(len(batch.cu_seqlens) + filler, tokens // 32),
+            round_up(len(positions), tokens // 16),
+            None if gaps is None else round_up(len(gaps), tokens // 16),
         )
 
-    def flat(self, batch: PackedBatch, positions: Tensor, longest: int) -> Tensor:
+    def flat(self, batch: PackedBatch, positions: Tensor, longest: int, gaps: Tensor | None = None) -> Tensor:
         """All that a pass needs, in one array. Filler lies in sequences of its own, none longer than `longest`."""
         count = len(batch.input_ids)
         borders = torch.cat((batch.cu_seqlens.long(), torch.arange(count, self.tokens, longest)[1:]))
@@ -176,12 +189,14 @@ class PackedShape(NamedTuple):
                 F.pad(borders, (0, self.borders - len(borders)), value=self.tokens),
                 # a token that is asked for already: another would go on where others halt
                 F.pad(positions, (0, self.positions - len(positions)), value=int(positions[0]) if len(positions) else 0),
+                *(() if gaps is None else (F.pad(gaps, (0, (self.gaps or 0) - len(gaps))),)),
             )
         )
 
     def inputs(self, flat: Tensor) -> dict[str, Tensor]:
-        ids, places, borders, at = flat.split((self.tokens, self.tokens, self.borders, self.positions))
-        return {"input_ids": ids[None], "position_ids": places[None], "cu_seqlens": borders.int(), "last_at": at}
+        ids, places, borders, at, gaps = flat.split((self.tokens, self.tokens, self.borders, self.positions, self.gaps or 0))
+        inputs = {"input_ids": ids[None], "position_ids": places[None], "cu_seqlens": borders.int(), "last_at": at}
+        return inputs if self.gaps is None else inputs | {"gaps_at": gaps}
 
 
 class RowsShape(NamedTuple):
@@ -192,16 +207,16 @@ class RowsShape(NamedTuple):
     positions: int
 
     @staticmethod
-    def exact(batch: PackedBatch, positions: Tensor) -> RowsShape:
+    def exact(batch: PackedBatch, positions: Tensor, gaps: Tensor | None = None) -> RowsShape:
         return RowsShape(len(batch.cu_seqlens) - 1, int(batch.cu_seqlens.diff().max()), len(positions))
 
     @staticmethod
-    def bucket(batch: PackedBatch, positions: Tensor, longest: int) -> RowsShape:
+    def bucket(batch: PackedBatch, positions: Tensor, longest: int, gaps: Tensor | None = None) -> RowsShape:
         rows, length, count = RowsShape.exact(batch, positions)
         length = min(bucket(length), longest)
         return RowsShape(rows, length, round_up(count, max(1, rows * length // 16)))
 
-    def flat(self, batch: PackedBatch, positions: Tensor, longest: int) -> Tensor:
+    def flat(self, batch: PackedBatch, positions: Tensor, longest: int, gaps: Tensor | None = None) -> Tensor:
         lengths = batch.cu_seqlens.diff().long()
         place = torch.arange(self.rows).repeat_interleave(lengths) * self.length + batch.position_ids
         ids = torch.zeros(self.rows * self.length, dtype=torch.long).index_copy_(0, place, batch.input_ids)

@@ -7,12 +7,11 @@ with no adapter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
@@ -22,6 +21,7 @@ from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn.embeddings import TokenPositionEmbeddings
 from pnn.nn.fast import for_kernels, nothing_to_compile, read_out
 from pnn.nn.feed_forward import FEED_FORWARDS
+from pnn.nn.guess import Average, Gaps
 from pnn.nn.halting import Halt, Read, Rule
 from pnn.nn.head import VocabularyHead
 from pnn.nn.packing import Layout, Rows, only_at
@@ -129,11 +129,6 @@ def arrange(
         layout = Layout(keep=None if attention_mask is None else attention_mask.bool())
     if config.positions == "rotary":
         layout = replace(layout, rotation=rotation(position_ids, config.hidden_size // heads, ROTARY_BASE))
-    if getattr(config, "neighbours", False):
-        joined = position_ids > 0
-        if layout.keep is not None:
-            joined = joined & layout.keep & F.pad(layout.keep[:, :-1], (1, 0))
-        layout = replace(layout, joined=joined)
     return position_ids, layout
 
 
@@ -187,22 +182,29 @@ class EncoderBase(PnnPreTrainedModel):
         raise NotImplementedError
 
     def refine(
-        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
+        self,
+        h: Tensor,
+        layout: Layout,
+        num_steps: int | None,
+        details: bool,
+        last_at: Tensor | None,
+        rule: Rule | None = None,
+        gaps: Gaps | None = None,
     ) -> EncoderOutput:
         """States h⁰ … hᵀ, the last at `last_at` only; with `details` also each step's Δ and gate, where there are any. `rule`:
-        when tokens halt."""
+        when tokens halt. `gaps`: where masked tokens read their own guess, and of what."""
         raise NotImplementedError
+
+    def gaps_in(
+        self, input_ids: Tensor | None, position_ids: Tensor | None, at: Tensor | None, average: Average | None
+    ) -> Gaps | None:
+        """For models whose masked tokens read their own guess."""
+        return None
 
     def halting_rule(self, halt: Halting, num_steps: int | None, every_token: bool, read: Read | None) -> Rule | None:
         """When tokens of this pass halt. `every_token`: somebody wants to see each of them at each step."""
         if halt:
             raise ValueError(f"halt is for refinement steps, and a {type(self).__name__} has none")
-        return None
-
-    def guessing(
-        self, input_ids: Tensor | None, position_ids: Tensor, last_at: Tensor | None, read: Read | None
-    ) -> Callable[[Tensor], Tensor] | None:
-        """What fills masked tokens with their own guess in the middle of a pass, where a model does that."""
         return None
 
     def compile_blocks(self, with_kernels: bool = False) -> None:
@@ -232,12 +234,16 @@ class EncoderBase(PnnPreTrainedModel):
         last_at: Tensor | None = None,
         halt: Halting = None,
         read_out: Read | None = None,
+        average_token: Average | None = None,
+        gaps_at: Tensor | None = None,
     ) -> EncoderOutput:
         """Padded input is (B, L) with an `attention_mask`; packed input is (1, N) with `cu_seqlens` (int32 borders).
         `last_at` (flat indices into the B·L or N tokens) asks for the last state of these tokens alone, (1, len(last_at), d):
         what nobody reads is not computed, which is most of the last step where a few tokens are predicted.
         `halt` says when tokens stop being refined, in place of the config, which holds for its own number of steps alone: who
         asks for `num_steps` gets them all. `read_out` is the head, for criteria that ask it.
+        `average_token` is for masked tokens that read their own guess (without a head that chooses between tokens they read
+        none); `gaps_at`, the flat indices of [MASK], spares looking for them.
         `token_type_ids` is taken, because BERT tokenizers send it, and not used: there is no segment embedding."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -254,8 +260,8 @@ class EncoderBase(PnnPreTrainedModel):
         h = self.embeddings(tokens, position_ids)
         if num_steps == 0:  # h⁰ is the last state
             h = only_at(h, last_at)
-        more = {} if (guess := self.guessing(input_ids, position_ids, last_at, read_out)) is None else {"guess": guess}
-        out = self.refine(h, layout, num_steps, output_gates, last_at, rule, **more)
+        gaps = self.gaps_in(input_ids, position_ids, gaps_at, average_token)
+        out = self.refine(h, layout, num_steps, output_gates, last_at, rule, gaps)
         return EncoderOutput(
             last_hidden_state=out.last_hidden_state,
             states=out.states if output_states else None,
@@ -295,6 +301,11 @@ class MaskedLMBase(PnnPreTrainedModel):
     def read_out(self, h: Tensor) -> Tensor:
         return read_out(self.head, h)
 
+    def average_token(self, h: Tensor) -> Tensor:
+        """E p: the rows of the table of tokens, averaged by what the head thinks likely."""
+        p = self.read_out(h).softmax(-1)
+        return p.to(h.dtype) @ self.encoder.embeddings.token.weight.to(h.dtype)
+
     def supervised(self, states: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[float]]:
         """The states whose predictions are trained, and the weight of each."""
         raise NotImplementedError
@@ -318,6 +329,7 @@ class MaskedLMBase(PnnPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         halt: Halting = None,
+        gaps_at: Tensor | None = None,
     ) -> MaskedLMOutput:
         at = logit_positions
         if labels is not None:
@@ -342,6 +354,8 @@ class MaskedLMBase(PnnPreTrainedModel):
             last_at=None if whole else at,
             halt=halt,
             read_out=self.read_out,
+            average_token=self.average_token,
+            gaps_at=gaps_at,
             return_dict=True,
         )
         states: tuple[Tensor, ...] = out.states

@@ -25,8 +25,8 @@ from pnn.models.heads import (
     SequenceClassificationBase,
     TokenClassificationBase,
 )
+from pnn.nn.guess import Gaps
 from pnn.nn.halting import Rule
-from pnn.nn.neighbours import Neighbours
 from pnn.nn.packing import Layout
 from pnn.nn.transformer import TransformerLayer
 
@@ -46,7 +46,6 @@ class BertBaselineConfig(PreTrainedConfig):
     num_hidden_layers: int = 12
     ffn: str = "gelu"  # or "geglu", which has as many parameters at two thirds of the intermediate_size
     positions: str = "learned"  # or "rotary"
-    neighbours: bool = False  # a layer begins with a look at the tokens beside
     tie_word_embeddings: bool = False
     head_transform: bool = False
     dropout: float | int = 0.1
@@ -74,7 +73,6 @@ class BertBaselineModel(EncoderBase):
     def __init__(self, config: BertBaselineConfig):
         super().__init__(config)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
-        self.neighbours = nn.ModuleList(Neighbours(config.hidden_size) for _ in self.layers) if config.neighbours else None
         self.post_init()
 
     @property
@@ -82,15 +80,19 @@ class BertBaselineModel(EncoderBase):
         return self.layers
 
     def refine(
-        self, h: Tensor, layout: Layout, num_steps: int | None, details: bool, last_at: Tensor | None, rule: Rule | None = None
+        self,
+        h: Tensor,
+        layout: Layout,
+        num_steps: int | None,
+        details: bool,
+        last_at: Tensor | None,
+        rule: Rule | None = None,
+        gaps: Gaps | None = None,
     ) -> EncoderOutput:
         if num_steps is not None and num_steps > len(self.layers):
             raise ValueError(f"num_steps={num_steps}, but a BERT baseline of {len(self.layers)} layers has no more steps")
         layers, states = self.layers[:num_steps], [h]
         for number, layer in enumerate(layers, 1):
-            if self.neighbours is not None:
-                assert layout.joined is not None
-                h = self.neighbours[number - 1](h, layout.joined)
             h = self.through(layer, h, layout, last_at if number == len(layers) else None)
             states.append(h)
         return EncoderOutput(last_hidden_state=h, states=tuple(states), deltas=(), gates=())

@@ -13,8 +13,14 @@ from pnn.nn.packing import Layout
 from pnn.schedule import period
 
 NO_HALT = (
-    "with recall every step changes every state, so no token can halt: set recall=False, or leave out halt and random_halt"
+    "with recall or guess_after steps begin elsewhere than they ended, so no token can halt: leave these out, or halt and "
+    "random_halt"
 )
+
+
+def can_halt(config: Any) -> bool:
+    """Not where a state is moved between its steps, and a token that halts would not keep it."""
+    return not config.recall and not config.guess_after
 
 
 class HaltingEncoder(EncoderBase):
@@ -38,7 +44,7 @@ class HaltingEncoder(EncoderBase):
                 self.criterion.to(self.device, self.dtype).train(self.training)
 
     def check_halt(self, halt: Halt, steps: int) -> None:
-        if self.config.recall:
+        if not can_halt(self.config):
             raise ValueError(NO_HALT)
         halt.check_steps(self.config.schedule, steps)
 

@@ -8,12 +8,11 @@ What the published code does instead is `delta_norm=True, gate_bias=True, zero_i
 `schedule` says which refiner runs at which step: [0, 0, 0, 0] is the paper; [0, 1, 2, 3, 0, 1, 2, 3] applies four twice. A part
 of it may be the one that repeats (`repeat`, see `pnn/schedule`).
 With `recall` a step begins part of the way back to h⁰:  hᵗ = u + Δᵗ,   Δᵗ = refiner(u),   u = hᵗ⁻¹ + r ⊙ (h⁰ − hᵗ⁻¹).
+After the steps of `guess_after` masked tokens read their own guess in the same way (`nn/guess`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from pnn.models.base import (
     token_size,
 )
 from pnn.models.config_checks import check_kinds, warn_of_misspelt
-from pnn.models.halting import NO_HALT, HaltingEncoder
+from pnn.models.halting import NO_HALT, HaltingEncoder, can_halt
 from pnn.models.heads import (
     MultipleChoiceBase,
     QuestionAnsweringBase,
@@ -37,9 +36,8 @@ from pnn.models.heads import (
     TokenClassificationBase,
 )
 from pnn.nn.gating import GATES
-from pnn.nn.guess import Guess
-from pnn.nn.halting import Halt, Read, Rule
-from pnn.nn.neighbours import Neighbours
+from pnn.nn.guess import Average, Gaps, Guess, gaps_of
+from pnn.nn.halting import Halt, Rule
 from pnn.nn.packing import Layout
 from pnn.nn.recall import Recall
 from pnn.nn.updates import UPDATES
@@ -68,6 +66,9 @@ class PNNConfig(PreTrainedConfig):
     * `embedding_size`: the width of the table of tokens, less than `hidden_size`: a matrix widens what is looked up, and the
       head's transform narrows what is read. The parameters that this saves can go into refiners.
     * `halt`: when tokens stop being refined, `{"criterion": "change", "threshold": 0.05}` (`nn/halting`). `None`: never.
+    * `guess_after`: the steps after which masked tokens (`mask_token_id`) read their own guess. `[6]`: seventh steps and all
+      that follow read a text whose gaps are filled in. What is read there should have a part of the loss (`step_weights`).
+      A guess needs a head that chooses between tokens; no token halts then.
     * `random_halt`: in training, tokens that are not predicted stop after a step that is drawn, so that fewer steps for them
       cost less later. A learned unit that trains with the model draws instead.
     """
@@ -88,9 +89,8 @@ class PNNConfig(PreTrainedConfig):
     repeat: list[int] | None = None  # [start, end]: schedule[start:end] is what more steps repeat; None: the whole schedule
     random_steps: list[int] | None = None  # [fewest, most] in training; None: num_steps
     recall: bool | str = False  # a step begins halfway between the state and the embeddings; "learned": where it has learned to
-    guess_after: list[int] | None = None  # the steps after which masked tokens read their own guess
-    mask_token_id: int | None = None  # which tokens these are
-    neighbours: bool = False  # a step begins with a look at the tokens beside
+    guess_after: list[int] | None = None  # steps after which masked tokens read their own guess
+    mask_token_id: int | None = None  # which tokens these are; training takes the tokenizer's
     random_halt: bool = False  # in training the context stops early, at random
     step_weights: list[float] | None = None  # None: linear in the step, 0.1 … 0.4 for four; a step of weight 0 is not read
     update: str = "gated"  # "delta", "rewrite": see nn/updates
@@ -155,7 +155,11 @@ class PNNConfig(PreTrainedConfig):
             raise ValueError(f"embedding_size={self.embedding_size} needs head_transform, which narrows states for the head")
         if not isinstance(self.recall, bool) and self.recall != "learned":
             raise ValueError(f'recall={self.recall!r} is none of true, false, "learned"')
-        if self.recall and (self.halt is not None or self.random_halt):
+        if self.guess_after is not None:
+            places = sorted(set(self.guess_after))
+            if not places or places != self.guess_after or not 0 < places[0] <= places[-1] < steps:
+                raise ValueError(f"guess_after={self.guess_after} must name steps from 1 to {steps - 1}, in their order")
+        if not can_halt(self) and (self.halt is not None or self.random_halt):
             raise ValueError(NO_HALT)
         if self.random_halt:
             try:
@@ -202,7 +206,6 @@ class PNNModel(HaltingEncoder):
         learns = config.recall == "learned"
         self.recalls = nn.ModuleList(Recall(config.hidden_size) for _ in self.refiners) if learns else None
         self.guess = Guess(config.hidden_size) if config.guess_after else None
-        self.neighbours = nn.ModuleList(Neighbours(config.hidden_size) for _ in self.refiners) if config.neighbours else None
         self.make_criterion()
         self.post_init()
 
@@ -210,24 +213,24 @@ class PNNModel(HaltingEncoder):
     def blocks(self) -> nn.ModuleList:
         return self.refiners
 
-    def begin(self, h: Tensor, origin: Tensor, number: int, layout: Layout) -> Tensor:
-        """u, where a step of this refiner begins: at the state, or with `recall` part of the way back."""
-        if self.neighbours is not None:
-            assert layout.joined is not None
-            h = self.neighbours[number](h, layout.joined)
+    def gaps_in(
+        self, input_ids: Tensor | None, position_ids: Tensor | None, at: Tensor | None, average: Average | None
+    ) -> Gaps | None:
+        if self.guess is None or input_ids is None or average is None:
+            return None
+        if self.config.mask_token_id is None:
+            raise ValueError("guess_after needs mask_token_id: which tokens are masked")
+        places = None if self.embeddings.position is None else position_ids
+        return gaps_of(input_ids, self.config.mask_token_id, at, places, average)
+
+    def begin(self, h: Tensor, origin: Tensor, step: int, number: int, gaps: Gaps | None) -> Tensor:
+        """u, where the step after so many others, of this refiner, begins: at the state, masked tokens part of the way at their
+        guess, and with `recall` all of them part of the way back."""
+        if self.guess is not None and gaps is not None and step in self.config.guess_after:
+            h = self.guess(h, gaps, self.embeddings)
         if self.recalls is not None:
             return self.recalls[number](h, origin)
         return (h + origin) / 2 if self.config.recall else h
-
-    def guessing(
-        self, input_ids: Tensor | None, position_ids: Tensor, last_at: Tensor | None, read: Read | None
-    ) -> Callable[[Tensor], Tensor] | None:
-        if self.guess is None or read is None or input_ids is None:
-            return None
-        gaps = input_ids == self.config.mask_token_id
-        at = gaps.flatten().nonzero().squeeze(1) if last_at is None else last_at
-        places = None if self.embeddings.position is None else position_ids.expand_as(input_ids).flatten().index_select(0, at)
-        return partial(self.guess, embeddings=self.embeddings, read=read, at=at, gaps=gaps, places=places)
 
     def refine(
         self,
@@ -237,10 +240,10 @@ class PNNModel(HaltingEncoder):
         details: bool,
         last_at: Tensor | None,
         rule: Rule | None = None,
-        guess: Callable[[Tensor], Tensor] | None = None,
+        gaps: Gaps | None = None,
     ) -> EncoderOutput:
-        """hᵗ = u + Δᵗ,   Δᵗ = refiner(u),   u = hᵗ⁻¹ without `recall`. More steps than were trained go round the schedule
-        again, or round the part of it that repeats."""
+        """hᵗ = u + Δᵗ,   Δᵗ = refiner(u),   u = hᵗ⁻¹ without `recall` and guesses. More steps than were trained go round the
+        schedule again, or round the part of it that repeats."""
         if num_steps is None and self.training:
             num_steps = self.config.draw_steps()  # whoever trains and says no number: transformers' Trainer
         numbers = self.config.order(num_steps)
@@ -249,9 +252,7 @@ class PNNModel(HaltingEncoder):
         origin, states, deltas, gates = h, [h], [], []
         for step, number in enumerate(numbers):
             refiner, here = self.refiners[number], layout.at_step(step)
-            if guess is not None and step in self.config.guess_after:
-                h = guess(h)
-            u = self.begin(h, origin, number, layout)
+            u = self.begin(h, origin, step, number, gaps)
             if details:
                 delta, _, gate = refiner.refine(u, here)
                 h = u + delta

@@ -1,21 +1,32 @@
-"""A masked token reads its own guess:
+"""Masked tokens read their own guess: what the model would fill in by now stands where [MASK] stood.
 
-    g = LayerNorm(W E p),   p = softmax(head(h)),   u = h + r ⊙ (g − h)        at [MASK] tokens, u = h elsewhere
+    u = h + r ⊙ (g − h),   g = LayerNorm(W E p),   p = softmax(head(h))        at [MASK], u = h elsewhere
 
-E p is the mean of the table of tokens by their probabilities: what stands in the text if the guess is right, so the steps that
-follow read a text whose gaps are filled in. r is learned for each dimension. The guess is taken as it is, without a gradient:
-what it is made of learns from the loss of the state that it is read from.
+E p is the table of tokens, averaged by their probabilities, and g what the model begins with where a text has that token. r is
+learned for each dimension; a tenth of the way before training. No gradient flows through p: what is read here learns from a
+loss of its own (`step_weights`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pnn.nn.embeddings import TokenPositionEmbeddings
-from pnn.nn.halting import Read
-
 START = 0.1
+Average = Callable[[Tensor], Tensor]  # states to E p, (n, d) → (n, token size)
+
+
+class Gaps(NamedTuple):
+    """Where a pass has [MASK], and what it needs to guess there."""
+
+    at: Tensor  # flat indices, (n,)
+    are: Tensor  # (n, 1), whether it is a gap indeed: a fixed number of places may be more than there are gaps
+    positions: Tensor | None  # their position ids, where positions are learned
+    average: Average
 
 
 class Guess(nn.Module):
@@ -24,23 +35,23 @@ class Guess(nn.Module):
         self.share = nn.Parameter(torch.full((width,), START))
         self.starts = {"share": START}  # for the model's initialiser
 
-    def forward(
-        self,
-        h: Tensor,
-        embeddings: TokenPositionEmbeddings,
-        read: Read,
-        at: Tensor,
-        gaps: Tensor,
-        places: Tensor | None,
-    ) -> Tensor:
-        """`at`: flat indices of tokens, of which those are [MASK] that `gaps` (a mask over all of them) says; `places`: their
-        position ids, where positions are learned."""
-        rows = h.flatten(0, -2)
-        here = rows.index_select(0, at)
+    def forward(self, h: Tensor, gaps: Gaps, embeddings: nn.Module) -> Tensor:
+        tokens = h.flatten(0, -2)
+        here = tokens.index_select(0, gaps.at)
         with torch.no_grad():
-            p = read(here).softmax(-1)
-            thought = p.to(here.dtype) @ embeddings.token.weight.to(here.dtype)
-        g = embeddings(thought[None], places)[0].to(here.dtype)
-        share = self.share.to(here.dtype) * gaps.flatten().index_select(0, at).unsqueeze(-1)
-        # added, not put: places that are not used may name a token more than once
-        return rows.index_add(0, at, (share * (g - here)).to(rows.dtype)).view_as(h)
+            average = gaps.average(here)
+        guess: Any = embeddings(average[None], gaps.positions)[0]
+        moved = self.share.to(h.dtype) * (guess.to(h.dtype) - here) * gaps.are.to(h.dtype)
+        # added: a place behind the last gap may name a token that is named before
+        return tokens.index_add(0, gaps.at, moved).view_as(h)
+
+
+def gaps_of(input_ids: Tensor, mask: int, at: Tensor | None, position_ids: Tensor | None, average: Average) -> Gaps:
+    """`at`: where the gaps are, in their order, if somebody knows it who need not wait for the device to count them. It may go
+    on behind the last of them with any earlier place."""
+    flat = input_ids.flatten()
+    if at is None:
+        at = (flat == mask).nonzero().squeeze(1)
+    are = (flat.index_select(0, at) == mask) & F.pad(at[1:] > at[:-1], (1, 0), value=True)
+    places = None if position_ids is None else position_ids.expand_as(input_ids).flatten().index_select(0, at)
+    return Gaps(at, are.unsqueeze(1), places, average)

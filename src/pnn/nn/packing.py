@@ -72,7 +72,6 @@ class Layout:
     rotation: tuple[Tensor, Tensor] | None = None  # cos and sin of rotary positions, where a model has them
     watched: list[Tensor] | None = None  # attention leaves its weights here, where somebody asked for them
     past: Past | None = None  # in a decoder, whose rows are padded by its mask and not by `keep`
-    joined: Tensor | None = None  # whether a token has one before it, where a model asks for it
     context: Tensor | None = None  # what attention gives for these tokens, where that was computed before
 
     def at_step(self, step: int) -> Layout:

@@ -60,13 +60,15 @@ class MaskedObjective:
         data = self.config.data
         batch = batch.with_borders(self.border_capacity).to(device)
         masked = batch.mask(self.special, data.masked_in_training, self.config.training.seed, data.masking, self.capacity)
-        return {
+        inputs = {
             "input_ids": masked.input_ids[None],
             "position_ids": batch.position_ids[None],
             "cu_seqlens": batch.cu_seqlens,
             "labels": masked.labels,
             "logit_positions": masked.positions,
         }
+        guesses = self.config.model.get("guess_after")  # at what is predicted: nothing else is masked
+        return inputs | {"gaps_at": masked.positions} if guesses else inputs
 
     def targets(self, inputs: Inputs) -> Tensor:
         return count_targets(inputs["labels"])

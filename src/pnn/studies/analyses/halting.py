@@ -33,6 +33,7 @@ from pnn.analysis.trace import read
 from pnn.evaluation.masked import embedded_corpus
 from pnn.models.base import MaskedLMBase
 from pnn.models.flops import halting_flops
+from pnn.models.halting import can_halt
 from pnn.models.registry import kind_of
 from pnn.progress import Bars
 from pnn.results import Finding
@@ -55,9 +56,9 @@ def with_refiners(model: MaskedLMBase) -> str | None:
     return None if kind_of(model).has_steps else "the model has layers, not refinement steps, and nothing in it can halt"
 
 
-def without_recall(model: MaskedLMBase) -> str | None:
-    recalls = getattr(model.config, "recall", False)
-    return "with recall every step changes every state, so no token can halt" if recalls else None
+def with_halting(model: MaskedLMBase) -> str | None:
+    moved = "with recall or guess_after steps begin elsewhere than they ended, so no token can halt"
+    return None if can_halt(model.config) else moved
 
 
 def with_all_heads(model: MaskedLMBase) -> str | None:
@@ -82,7 +83,7 @@ ABOUT = Analysis(
         "rare_tokens_halt_later": "of the tokens that are not masked, rare ones halt later than frequent ones",
         "wrong_tokens_halt_later": "masked tokens that end wrong halt later than those that end right",
     },
-    needs=(with_refiners, with_steps(2), with_all_heads, without_recall),
+    needs=(with_refiners, with_steps(2), with_all_heads, with_halting),
 )
 
 
