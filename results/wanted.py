@@ -14,7 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "better_than_bert"))
-from comparison import ADDED, OURS, ROUNDS, SEEDS, SEEDS_BESIDE_SECOND, SEEDS_OF_SECOND, flops_of
+from comparison import (
+    ADDED,
+    CANDIDATES,
+    GO_ON,
+    OURS,
+    SEEDS,
+    SEEDS_BESIDE_SECOND,
+    SEEDS_OF_CONTROL,
+    SEEDS_OF_SECOND,
+    flops_of,
+)
 
 from pnn.runs import read_json
 
@@ -81,26 +91,24 @@ OF_BERT12 = "1e-3"  # in its config
 
 
 def comparison(runs: Path | None) -> Iterator[Item]:
-    """First the candidates for the second form, and what rules 10 and 12 make of them. Then BERT-12's last rate, before which
+    """First the candidates for the second form, and what rules 10 and 13 make of them. Then BERT-12's last rate, before which
     none of its seeds begins, and three seeds of the two models that the question is about. The rest in turns: what is half done
     compares already."""
-    forms = [three_epochs(OURS, 0)]
-    for models, go_on in ROUNDS:
-        candidates = [one_epoch(model) for model in models]
-        yield from candidates
-        longer = [three_epochs(item.model, 0) for item in best_of(candidates, runs, wanted=go_on)]
-        yield from longer
-        if all(item.done(runs) for item in longer):  # until then the best of the round before counts
-            forms += longer
+    candidates, forms = [one_epoch(model) for model in CANDIDATES], [three_epochs(OURS, 0)]
+    yield from candidates
+    longer = [three_epochs(item.model, 0) for item in best_of(candidates, runs, wanted=GO_ON)]
     added = three_epochs(ADDED, 0)
-    yield added
+    yield from (*longer, added)
+    if all(item.done(runs) for item in longer):
+        forms += longer
     if added.done(runs):
         forms.append(added)
-    second = best_of(forms, runs, wanted=1) if len(forms) > 1 else []
+    second = best_of(forms, runs, wanted=1) if longer and len(forms) > 1 else []
     form = second[0].model if second else OURS
     wanted = dict(SEEDS)
     if form != OURS:
-        wanted = dict(zip((form, f"{form}_gateless"), SEEDS_OF_SECOND, strict=True)) | wanted | SEEDS_BESIDE_SECOND
+        control = SEEDS_OF_CONTROL if form == ADDED else {}
+        wanted = dict(zip((form, f"{form}_gateless"), SEEDS_OF_SECOND, strict=True)) | control | wanted | SEEDS_BESIDE_SECOND
     tried = rates_of("bert12")
     yield from tried.values()
     best = best_of(list(tried.values()), runs, wanted=1)
@@ -112,12 +120,11 @@ def comparison(runs: Path | None) -> Iterator[Item]:
         if seed < seeds and (model != "bert12" or rate is not None)
     ]
     asked = [item for item in turns if item.seed < 3 and item.model in (form, "bert12")]
-    late = ("pnn_gateless", "pnn_paper", OURS)
+    late = ("pnn_gateless", "pnn_paper", f"{form}_gateless", OURS)
     first = asked + [item for item in turns if item.seed < 3 and item.model not in late and item not in asked]
     yield from first
-    # what the additions give BERT, and each of them PNN
-    looks = [("bert12_again", "bert12"), ("recalls", "pnn_wide"), ("guess", "pnn_wide")]
-    for look, of in (*looks, ("narrow", OURS), ("bert_1024", "bert12")):  # is it the table that helps; is it width alone
+    looks = (("recalls", "pnn_wide"), ("guess", "pnn_wide"), ("narrow", OURS))  # what each change gives by itself
+    for look, of in looks:
         yield training(f"looks, {look}:", of, f"looks/{look}", 0, 1, config=BERT / "configs" / "looks" / f"{look}.yaml")
     if form != OURS:
         yield training("(b)", form, f"b/{form}", 0, 10)

@@ -19,10 +19,10 @@ TOTALS = "by_sequence.json"  # in measured/: what every run of (a) and (b) got r
 TEXT = "wikitext_tokens"
 OURS = "pnn_rewrite"
 BOX = OURS  # the form of the weights in models/pnn-base
-# For the second form, in two rounds: who is tried after one epoch, and how many of them go on. Rules 10 and 12.
-ROUNDS = ((("pnn_thrice", "pnn_wide", "pnn_twelve"), 2), (("pnn_1024", "pnn_1280", "pnn_1536"), 1))
-ADDED = "pnn_again"  # the second form with what rule 13 adds to it, for three epochs
-CANDIDATES = (*(model for models, _ in ROUNDS for model in models), ADDED)
+# For the second form: who is tried after one epoch, and how many of them go on (rule 10); then what is added to it (rule 13)
+CANDIDATES, GO_ON = ("pnn_thrice", "pnn_wide", "pnn_twelve"), 2
+ADDED = "pnn_again"
+FORMS = (*CANDIDATES, ADDED)
 NAMES = {
     OURS: "PNN-rewrite",
     "pnn_gateless": "PNN-rewrite without its gate",
@@ -33,15 +33,14 @@ NAMES = {
     "pnn_wide": "PNN-rewrite, eight refiners, one attention",
     "pnn_twelve": "PNN-rewrite, twelve refiners, one attention",
     "pnn_again": "PNN-rewrite that reads again",
-    "pnn_1024": "PNN-rewrite, states of 1,024",
-    "pnn_1280": "PNN-rewrite, states of 1,280",
-    "pnn_1536": "PNN-rewrite, states of 1,536",
+    "bert12_again": "BERT-12 that reads again",
 }
-NAMES |= {f"{form}_gateless": f"{NAMES[form]}, without gates" for form in CANDIDATES}
+NAMES |= {f"{form}_gateless": f"{NAMES[form]}, without gates" for form in FORMS}
 SEEDS = {OURS: 5, "bert4": 5, "pnn_gateless": 3, "bert12": 3, "pnn_paper": 1}  # of (a)
+SEEDS_OF_CONTROL = {"bert12_again": 3}  # BERT-12 with what rule 13 adds, where the form that is compared has it
 SEEDS_OF_SECOND = (5, 3)  # with its gates, and without
 SEEDS_BESIDE_SECOND = {OURS: 3, "pnn_gateless": 0}  # what the first form needs once there is a second
-RIVALS = ("bert12", "bert4", "gateless")  # the last: the same form without its gates
+RIVALS = ("bert12", "bert4", "bert12_again", "gateless")  # the last: the same form without its gates
 OF_FORM = {"base": OURS, "rotary": OURS}  # looks at the form that is compared, with either kind of positions
 LEAST_SEEDS = 3  # for a verdict
 MAY_TRAIL = 0.5  # points that PNN may be behind BERT-12 at (b)
@@ -146,12 +145,11 @@ def at_stage(runs: list[Run], stage: str) -> dict[str, dict[int, Run]]:
 
 
 def chosen_form(runs: list[Run]) -> str | None:
-    """After three epochs, on the tail: the best of the candidates that went on, or PNN-rewrite if none is ahead of it; the
-    earlier one where two are level. None until both of the first round were trained."""
+    """After three epochs, on the tail: the best of the candidates that went on and of what was added, or PNN-rewrite if none is
+    ahead of it; the earlier one where two are level. None until both candidates were trained."""
     three = at_stage(runs, "a")
-    tried = [model for model in (OURS, *CANDIDATES) if 0 in three.get(model, {})]
-    first, wanted = ROUNDS[0]
-    return max(tried, key=lambda model: three[model][0].tail) if len(set(tried) & set(first)) >= wanted else None
+    tried = [model for model in (OURS, *FORMS) if 0 in three.get(model, {})]
+    return max(tried, key=lambda model: three[model][0].tail) if len(set(tried) & set(CANDIDATES)) >= GO_ON else None
 
 
 def without_gates(form: str) -> str:
@@ -290,11 +288,11 @@ def departures_of(runs: list[Run], bench: Path) -> list[str]:
     three, form = at_stage(runs, "a"), chosen_form(runs)
     asked, ten = dict(SEEDS), [OURS, "bert4", "bert12"]
     if form is None:
-        first, wanted = ROUNDS[0]
-        trained = sum(one in three for one in first)
-        found.append(f"(a): the second form is not chosen yet: {trained} of {wanted} candidates trained")
+        trained = sum(one in three for one in CANDIDATES)
+        found.append(f"(a): the second form is not chosen yet: {trained} of {GO_ON} candidates trained")
     elif form != OURS:
         asked |= SEEDS_BESIDE_SECOND | dict(zip((form, without_gates(form)), SEEDS_OF_SECOND, strict=True))
+        asked |= SEEDS_OF_CONTROL if form == ADDED else {}
         ten.append(form)
     for model, wanted in ((model, wanted) for model, wanted in asked.items() if wanted):
         missing = sorted(set(range(wanted)) - three.get(model, {}).keys())
@@ -310,7 +308,7 @@ def departures_of(runs: list[Run], bench: Path) -> list[str]:
         if model not in (*asked, *three):  # a candidate that went no further
             continue
         rate, rates = best_rate(tried).rate, sorted({run.rate for run in tried})
-        if rate in (rates[0], rates[-1]) and model not in CANDIDATES:  # which have one, by rules 10 and 12
+        if rate in (rates[0], rates[-1]) and model not in FORMS:  # which have one, by rules 10 and 13
             edge = "lowest" if rate == rates[0] else "highest"
             which = "only one tried" if len(rates) == 1 else f"{edge} of the {len(rates)} tried"
             found.append(f"rates: {rate_word(rate)}, the best of {NAMES[model]}, is the {which}")
@@ -323,16 +321,13 @@ def departures_of(runs: list[Run], bench: Path) -> list[str]:
 
 
 def chosen_otherwise(runs: list[Run]) -> list[str]:
-    """Where candidates went on otherwise than rules 10 and 12 say."""
-    found = []
-    for candidates, wanted in ROUNDS:
-        looked = {model: best_rate(mine).tail for model, mine in rates_of(runs).items() if model in candidates}
-        best = sorted(looked, key=lambda model: -looked[model])[:wanted]
-        found += [f"rates: {NAMES[model]} is missing" for model in candidates if model not in looked]
-        if len(looked) == len(candidates):
-            gone_on = [model for model in candidates if model in at_stage(runs, "a") and model not in best]
-            best_ones = "the best" if wanted == 1 else f"one of the best {wanted}"
-            found += [f"(a): {NAMES[model]} is not {best_ones} of its round" for model in gone_on]
+    """Where candidates went on otherwise than rule 10 says."""
+    looked = {model: best_rate(mine).tail for model, mine in rates_of(runs).items() if model in CANDIDATES}
+    best = sorted(looked, key=lambda model: -looked[model])[:GO_ON]
+    found = [f"rates: {NAMES[model]} is missing" for model in CANDIDATES if model not in looked]
+    if len(looked) == len(CANDIDATES):
+        gone_on = [model for model in CANDIDATES if model in at_stage(runs, "a") and model not in best]
+        found += [f"(a): {NAMES[model]} is not one of the best {GO_ON} of the candidates" for model in gone_on]
     return found
 
 

@@ -27,6 +27,7 @@ VARIANTS = {
     "token gate": {"update": "rewrite", "gate": "token"},
     "recall": {"update": "rewrite", "recall": True},
     "learned recall": {"update": "rewrite", "schedule": [0, 1, 0], "recall": "learned"},
+    "guess": {"zero_init": False, "guess_after": [1, 3], "mask_token_id": 4},
 }
 
 
@@ -49,8 +50,15 @@ def build(variant):
     return pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZES, initializer_range=0.3, **VARIANTS[variant]))
 
 
-def begin(model, before, embedded, step):
+@torch.no_grad()
+def begin(model, trace, step):
     """Where a step begins, by the equation."""
+    before, embedded, at = trace.states[step], trace.states[0], trace.targets
+    if step in (model.config.guess_after or ()):
+        embeddings, places = model.encoder.embeddings, trace.batch.packed.position_ids[at]
+        average = model.head(before[at]).softmax(-1) @ embeddings.token.weight
+        guess = embeddings.norm(average + embeddings.position(places))
+        before = before.index_copy(0, at, before[at] + model.encoder.guess.share * (guess - before[at]))
     learned = model.config.recall == "learned"
     share = model.encoder.recalls[model.config.order()[step]].share.detach() if learned else 0.5 * model.config.recall
     return before + share * (embedded - before)
@@ -79,7 +87,7 @@ def test_states_gates_and_predictions_are_the_models_own(prepared, variant):
         for step, gate in zip(trace.steps, whole.gates, strict=False):
             torch.testing.assert_close(step.gate, gate[0])
         for number, (before, after, step) in enumerate(zip(trace.states[:-1], trace.states[1:], trace.steps, strict=True)):
-            begun = before if variant == "bert" else begin(model, before, trace.states[0], number)
+            begun = before if variant == "bert" else begin(model, trace, number)
             torch.testing.assert_close(after - begun, step.change, atol=1e-5, rtol=1e-4)
         right += int(trace.last.correct.sum())
         targets += len(trace.labels)

@@ -46,6 +46,7 @@ MODELS = {
     ),
     "pnn_recall": lambda: PNNForMaskedLM(PNNConfig(**WIDE, update="rewrite", zero_init=False, num_steps=3, recall=True)),
     "pnn_learned_recall": lambda: PNNForMaskedLM(PNNConfig(**WIDE, zero_init=False, num_steps=3, recall="learned")),
+    "pnn_guess": lambda: PNNForMaskedLM(PNNConfig(**WIDE, zero_init=False, num_steps=3, guess_after=[1, 2], mask_token_id=4)),
     "pnn_classifier": lambda: PNNForSequenceClassification(PNNConfig(**WIDE, zero_init=False, num_steps=2, num_labels=3)),
     "bert": lambda: BertBaselineForMaskedLM(BertBaselineConfig(**WIDE, num_hidden_layers=2, tie_word_embeddings=True)),
     "bert_choice": lambda: BertBaselineForMultipleChoice(BertBaselineConfig(**WIDE, num_hidden_layers=2)),

@@ -96,6 +96,11 @@ def test_where_steps_begin_is_said_of_a_model_that_recalls(run, checkpoints):
     assert "every step begins" not in card(run)
 
 
+def test_when_masked_tokens_read_their_guess_is_said(run, checkpoints):
+    assert "| masked tokens read their guess | after steps 1, 2 |" in card(checkpoints["pnn_guess"])
+    assert "read their guess" not in card(run)
+
+
 def test_numbers_are_those_of_the_exported_weights(run):
     """A run's evaluation is of one checkpoint; others have an accuracy of their own."""
     evaluation = json.loads((run / "evaluation.json").read_text())

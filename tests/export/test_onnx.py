@@ -38,9 +38,10 @@ class TestGraph:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         return torch.from_numpy(session.run(["logits"], {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0])
 
-    def matches(self, path, model, shape=(4, 9), **options):
+    def matches(self, path, model, shape=(4, 9), masked=4, **options):
         """On another batch and length than it was traced with, a part of it padding."""
-        ids = torch.randint(0, 60, shape, generator=torch.Generator().manual_seed(5))
+        ids = torch.randint(5, 60, shape, generator=torch.Generator().manual_seed(5))
+        ids[-1, ..., 2:4] = masked
         mask = torch.ones_like(ids)
         mask[1, ..., 6:] = 0
         with torch.no_grad():
@@ -76,6 +77,16 @@ class TestGraph:
         every_step = {"halt": False} if name == "pnn_halting" else {}  # a graph halts nobody
         shape = (4, 2, 9) if name == "bert_choice" else (4, 9)
         assert self.matches(tmp_path / "out" / "model.onnx", open_for_export(str(checkpoints[name])).model, shape, **every_step)
+
+    def test_masked_tokens_read_their_guess_there_too(self, checkpoints, tmp_path):
+        export_run(str(checkpoints["pnn_guess"]), tmp_path / "out", with_onnx=True)
+        model, graph = open_for_export(str(checkpoints["pnn_guess"])).model, tmp_path / "out" / "model.onnx"
+        assert all((ids == 4).any() for ids, _ in ours._trials(model))  # what it was compared on before it was kept
+        assert self.matches(graph, model)
+        assert self.matches(graph, model, masked=5)  # a text without [MASK]
+        model.encoder.guess = None
+        assert self.matches(graph, model, masked=5)
+        assert not self.matches(graph, model)
 
     def test_that_its_tokens_do_not_halt_is_said(self, pnn_command, checkpoints, tmp_path):
         for name, halts in (("pnn_halting", True), ("pnn", False)):

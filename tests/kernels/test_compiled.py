@@ -25,7 +25,7 @@ package.__path__ = [sys.argv[1]]
 sys.modules["pnn"] = package
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pnn.kernels import attention, cross_entropy, diagonal_gate, divergence, gate, live, llama, norm, pointwise, rotary
+from pnn.kernels import attention, cross_entropy, diagonal_gate, divergence, gate, live, llama, norm, pointwise, recall, rotary
 from pnn.kernels import rewrite_passes, rewriting
 
 reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -73,6 +73,9 @@ for kernel in (gate.gate_forward, gate.gate_backward):
 floats = dict.fromkeys(("product", "opening", "shares"), "*fp32")
 each = {"each": diagonal_gate.ROWS}
 for kernel, constants in ((diagonal_gate.diagonal_forward, {}), (diagonal_gate.diagonal_backward, each)):
+    build(kernel, 4, {"width": 768, "block": 1024, **constants}, **numbers, **floats, **{"": "*bf16"})
+for kernel, constants in ((recall.recall_forward, {}), (recall.recall_backward, {"each": recall.ROWS})):
+    floats = dict.fromkeys(("share", "shares"), "*fp32")
     build(kernel, 4, {"width": 768, "block": 1024, **constants}, **numbers, **floats, **{"": "*bf16"})
 turns = {"cos": "*fp32", "sin": "*fp32", "groups": "i32", "": "*bf16"}
 build(rotary._turn, 2, {"half": 32, "block": 32, "back": True}, **numbers, **turns)
@@ -128,7 +131,7 @@ def test_every_kernel_compiles_and_fits():
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     built = [line.split() for line in done.stdout.splitlines()]
-    assert len(built) == 44 * len(SHARED)
+    assert len(built) == 46 * len(SHARED)
     for capability, *name, spilled, shared in built:
         assert int(shared) <= SHARED[int(capability)] * 1024, (capability, *name)
         assert int(spilled) <= SPILLED[int(capability)], (capability, *name)

@@ -14,7 +14,19 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or with the dev extra")
 
-from pnn.kernels import attention, cross_entropy, diagonal_gate, divergence, gate, llama, norm, pointwise, random, refinement
+from pnn.kernels import (
+    attention,
+    cross_entropy,
+    diagonal_gate,
+    divergence,
+    gate,
+    llama,
+    norm,
+    pointwise,
+    random,
+    recall,
+    refinement,
+)
 from pnn.nn.rotary import rotation
 
 ON_GPU = torch.cuda.is_available()
@@ -182,6 +194,18 @@ def test_diagonal_gated_update(dtype, shape):
         return h + torch.sigmoid(product * h * delta + opening) * delta
 
     both(diagonal_gate.gated_update, plain, inputs, dtype)
+
+
+@every_type
+@pytest.mark.parametrize("shape", [(1, 37, 24), (5, 768)])
+def test_recall(dtype, shape):
+    torch.manual_seed(0)
+    inputs = [leaf(*shape, dtype=dtype), leaf(*shape, dtype=dtype), leaf(shape[-1], dtype=torch.float32)]
+
+    def plain(h, origin, share):
+        return h + share * (origin - h)
+
+    both(recall.recall, plain, inputs, dtype)
 
 
 @every_type

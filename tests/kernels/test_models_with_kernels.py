@@ -27,6 +27,7 @@ SIZE = {
     "dropout": 0.0,
     "max_position_embeddings": 16,
 }
+MASKED = 42  # stands in the packed text once
 MODELS = {
     "equations": lambda: pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZE, zero_init=False, num_steps=2, initializer_range=0.2)),
     "published": lambda: pnn.PNNForMaskedLM(
@@ -51,6 +52,21 @@ MODELS = {
             head_transform=True,
             tie_word_embeddings=True,
             num_steps=2,
+            initializer_range=0.2,
+        )
+    ),
+    "reads again": lambda: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(
+            **SIZE,
+            update="rewrite",
+            schedule=[0, 1, 0],
+            step_weights=[0.0, 0.3, 0.7],
+            recall="learned",
+            guess_after=[2],
+            mask_token_id=MASKED,
+            embedding_size=16,
+            head_transform=True,
+            tie_word_embeddings=True,
             initializer_range=0.2,
         )
     ),
@@ -308,6 +324,10 @@ def test_many_rows_of_logits_go_through_a_padded_matrix(vocabulary, bias, kernel
     torch.testing.assert_close(alone, wanted)
     assert many.is_contiguous() == alone.is_contiguous() == (vocabulary % 8 == 0)
     assert few.is_contiguous()
+    table = torch.randn(vocabulary, 8)
+    with torch.no_grad():
+        for rows in (6, 5):
+            torch.testing.assert_close(pnn.nn.fast.average_row(head, h[:rows], table), wanted[:rows].softmax(-1) @ table)
     assert pnn.nn.fast.read_out(head, h).requires_grad  # with gradients, the plain product
     seen = []
     head.decoder.register_forward_hook(lambda *given: seen.append(given))

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or
 import pnn
 import pnn.nn.fast
 import pnn.objectives
-from pnn.kernels import attention, diagonal_gate, gate, norm
+from pnn.kernels import attention, diagonal_gate, gate, norm, recall
 from pnn.nn.attention import SelfAttention
 from pnn.nn.packing import Layout
 
@@ -80,6 +80,7 @@ def test_steps_wider_than_their_kernels_are_plain():
     assert not norm.takes(wide)
     assert not gate.takes(wide)
     assert not diagonal_gate.takes(wide)
+    assert not recall.takes(wide, wide)
 
 
 def test_a_model_of_shapes_that_no_kernel_takes_is_the_plain_model(forms, monkeypatch):

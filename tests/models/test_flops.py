@@ -87,6 +87,16 @@ def test_a_narrow_table_is_widened_for_every_token_and_narrowed_for_predicted_on
     assert change == pytest.approx(2 * (2 * WIDTH * 384 - saved))
 
 
+def test_a_masked_token_passes_the_head_and_the_table_once_more_for_each_guess():
+    narrow = {"embedding_size": 384, "head_transform": True}
+    for shape, guess in (({}, 2 * HEAD), (narrow, HEAD + 2 * WIDTH * 384)):  # narrowed for the head, and widened again
+        without, two = pnn.PNNConfig(**shape), pnn.PNNConfig(**shape, guess_after=[1, 3])
+        for flops in (training_flops, inference_flops):  # forward alone
+            assert flops(two, 82, 0.1) - flops(without, 82, 0.1) == pytest.approx(2 * 0.1 * 2 * guess)
+        fewer = inference_flops(two, 82, 0.1, num_steps=3) - inference_flops(without, 82, 0.1, num_steps=3)
+        assert fewer == pytest.approx(2 * 0.1 * guess)  # the second is never made
+
+
 def test_tokens_that_halt_pay_for_keys_and_values_once_more():
     config, live = pnn.PNNConfig(), 2 * REFINER + 4 * 5 * WIDTH
     taken = np.array([1, 1, 4, 3, 0])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from contextlib import nullcontext
 
 import pytest
@@ -10,8 +11,11 @@ from accelerate.optimizer import AcceleratedOptimizer
 
 from pnn.config import TrainingConfig, load_config
 from pnn.errors import UserError
+from pnn.evaluation.fill import fill
+from pnn.evaluation.refining import refining
 from pnn.files import point
 from pnn.models import PNNConfig, PNNForMaskedLM
+from pnn.models.loading import load_run
 from pnn.training import checkpoint
 from pnn.training.loop import Trainer, _step_seed
 from pnn.training.optim import learning_rate, make_optimizer
@@ -205,6 +209,29 @@ def test_more_masks_in_training_leave_the_evaluation_as_it_is(tiny_config, tmp_p
 def test_dropout_has_a_seed_of_its_own_for_every_run_step_and_process():
     cases = list(itertools.product(range(3), range(200), range(8)))
     assert len({_step_seed(*case) for case in cases}) == len(cases)
+
+
+def test_a_run_that_guesses_learns_and_resumes(tiny_config, tmp_path):
+    model = {"guess_after": [2], "embedding_size": 8, "head_transform": True, "tie_word_embeddings": True}
+    training = {"max_steps": 20, "save_every": 10, "evaluate_every": 20}
+    config = load_config(str(tiny_config(model=model, training=training)))
+    unbroken, resumed = tmp_path / "unbroken", tmp_path / "resumed"
+    Trainer(config, unbroken, quiet=True).train()
+    shutil.copytree(unbroken, resumed, symlinks=True)
+    point(resumed / "checkpoints" / "last", resumed / "checkpoints" / "step-000010")
+    shutil.rmtree(resumed / "checkpoints" / "step-000020")
+    Trainer(config, resumed, resume=True, quiet=True).train()
+    ends = [(folder / "checkpoints" / "step-000020" / "model.safetensors").read_bytes() for folder in (unbroken, resumed)]
+    assert ends[0] == ends[1]
+    losses = [row["loss"] for line in (unbroken / "metrics.jsonl").open() if "loss" in (row := json.loads(line))]
+    assert losses[-1] < losses[0] - 0.1
+    loaded = load_run(unbroken, device="cpu")
+    assert loaded.model.config.mask_token_id == loaded.tokenizer.mask_token_id
+    assert loaded.model.encoder.guess.share.unique().numel() > 1
+    sentence = "the fox of avon wore amber hats . it has old [MASK] boots ."
+    (filled,) = fill(loaded.model, loaded.tokenizer, [sentence], top=1)
+    (masked,) = [row for row in refining(loaded, sentence, top=1)["rows"] if row["masked"]]
+    assert masked["cells"][-1]["top"][0]["probability"] == pytest.approx(filled["predictions"][0][0]["probability"], abs=1e-6)
 
 
 def test_a_golden_curve(tiny_config, tmp_path):

@@ -132,8 +132,8 @@ def _pass(
 
 
 def gaps_in(batch: PackedBatch, config: Any) -> Tensor | None:
-    """Where masked tokens read their own guess; None in a model that does not guess."""
-    if not getattr(config, "guess_after", None):
+    """Where masked tokens read their own guess; None in a model that does not guess or does not know which are masked."""
+    if not getattr(config, "guess_after", None) or config.mask_token_id is None:
         return None
     return (batch.input_ids == config.mask_token_id).nonzero().squeeze(1)
 
@@ -248,7 +248,8 @@ def _recordings_of(model: PreTrainedModel, halting: bool = False) -> Recordings 
     width = config.hidden_size // config.num_attention_heads
     if not kind_of(model).causal and attention_waits(width, config.max_position_embeddings):
         return None
-    weights = where_weights_lie(model if halting else model.base_model)  # a criterion may ask the head
+    asks_head = halting or bool(getattr(config, "guess_after", None))  # a criterion may, and a guess does
+    weights = where_weights_lie(model if asks_head else model.base_model)
     if weights is None:
         return None
     every = _HALTING if halting else _RECORDINGS

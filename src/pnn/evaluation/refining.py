@@ -57,7 +57,11 @@ def _grid(loaded: LoadedRun, ids: list[int], num_steps: int | None, top: int) ->
     model, tokenizer = loaded.model, loaded.tokenizer
     with torch.inference_mode(), predicting(model, loaded.precision):
         out = model.base_model(
-            input_ids=torch.tensor([ids], device=model.device), num_steps=num_steps, output_states=True, output_gates=True
+            input_ids=torch.tensor([ids], device=model.device),
+            num_steps=num_steps,
+            output_states=True,
+            output_gates=True,
+            average_token=model.average_token,
         )
         read = [best_tokens(model, h[0], top) for h in out.states]
         stops = _stops(model, ids, tokenizer.mask_token_id)

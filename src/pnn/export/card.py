@@ -161,6 +161,9 @@ class Known:
         if recall := getattr(config, "recall", False):
             where = "learned" if recall == "learned" else "halfway"
             rows["every step begins"] = f"between the state and the embeddings ({where})"
+        if guess_after := getattr(config, "guess_after", None):
+            steps = "step" if len(guess_after) == 1 else "steps"
+            rows["masked tokens read their guess"] = f"after {steps} {', '.join(map(str, guess_after))}"
         if self.halt is not None:
             rows["tokens halt"] = halting(self.halt)
         if self.is_reorganised:  # the config's number is the original's

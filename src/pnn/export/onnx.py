@@ -164,6 +164,8 @@ def _example(model: PreTrainedModel, batch: int, length: int) -> tuple[Tensor, T
     shape = (batch, 2, length) if _chooses(model) else (batch, length)
     generator = torch.Generator().manual_seed(length)
     ids = torch.randint(0, model.config.vocab_size, shape, generator=generator)
+    if getattr(model.config, "guess_after", None):  # what reads its guess has to be there
+        ids[..., ::3] = model.config.mask_token_id
     mask = torch.ones(shape, dtype=torch.long)
     mask[-1, ..., length - length // 3 :] = 0
     return ids, mask

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from pnn.models.pretrained import OwnPreTrainedModel
 from pnn.nn.embeddings import TokenPositionEmbeddings
-from pnn.nn.fast import for_kernels, nothing_to_compile, read_out
+from pnn.nn.fast import average_row, for_kernels, nothing_to_compile, plain, read_out
 from pnn.nn.feed_forward import FEED_FORWARDS
 from pnn.nn.guess import Average, Gaps
 from pnn.nn.halting import Halt, Read, Rule
@@ -303,8 +303,11 @@ class MaskedLMBase(PnnPreTrainedModel):
 
     def average_token(self, h: Tensor) -> Tensor:
         """E p: the rows of the table of tokens, averaged by what the head thinks likely."""
-        p = self.read_out(h).softmax(-1)
-        return p.to(h.dtype) @ self.encoder.embeddings.token.weight.to(h.dtype)
+        token = self.encoder.embeddings.token
+        if plain(token, nn.Embedding):
+            return average_row(self.head, h, token.weight)
+        every = torch.arange(self.config.vocab_size, device=h.device)  # what is adapted, or lies elsewhere, is called
+        return average_row(self.head, h, token(every))
 
     def supervised(self, states: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], list[float]]:
         """The states whose predictions are trained, and the weight of each."""

@@ -227,7 +227,7 @@ class PNNModel(HaltingEncoder):
         """u, where the step after so many others, of this refiner, begins: at the state, masked tokens part of the way at their
         guess, and with `recall` all of them part of the way back."""
         if self.guess is not None and gaps is not None and step in self.config.guess_after:
-            h = self.guess(h, gaps, self.embeddings)
+            h = self.guess(h, gaps, self.embeddings.__call__)
         if self.recalls is not None:
             return self.recalls[number](h, origin)
         return (h + origin) / 2 if self.config.recall else h

@@ -61,6 +61,8 @@ class PNNCausalConfig(PNNConfig):
             raise ValueError(f'positions="{self.positions}": a causal PNN has rotary positions')
         if self.halt is not None or self.random_halt:
             raise ValueError("halt: tokens of a causal PNN do not halt, because later ones read every step of them")
+        if self.guess_after is not None:
+            raise ValueError("guess_after: a causal PNN has no masked tokens")
 
 
 class PNNCausalPreTrainedModel(PnnPreTrainedModel):

@@ -68,6 +68,8 @@ class PNNImageConfig(PNNConfig):
             raise ValueError(f'positions="{self.positions}": patches lie in a plane, and have learned positions')
         if self.halt is not None or self.random_halt:
             raise ValueError("halt: the patches of an image take all steps; num_steps says how many")
+        if self.guess_after is not None:
+            raise ValueError("guess_after: an image has no masked tokens")
         if self.embedding_size is not None:
             raise ValueError("embedding_size: patches are as wide as states, and there is no table of tokens")
         tokens = 1 + (size // patch) ** 2

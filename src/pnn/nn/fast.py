@@ -266,6 +266,15 @@ def gated_update(gate: nn.Module | None, h: Tensor, delta: Tensor) -> Tensor:
     return torch.addcmul(h, gate(h, delta), delta)
 
 
+def recalled(h: Tensor, origin: Tensor, share: Tensor) -> Tensor:
+    """h + r ⊙ (h⁰ − h)."""
+    from pnn.kernels import recall
+
+    if recall.takes(h, origin):
+        return recall.recall(h, origin, share)
+    return torch.lerp(h, origin.to(h.dtype), share.to(h.dtype))
+
+
 def probability(dropout: nn.Dropout) -> float:
     return dropout.p if dropout.training else 0.0
 
@@ -275,25 +284,45 @@ def read_out(head: nn.Module, h: Tensor) -> Tensor:
 
     Rows of 30,522 numbers do not begin where matrix units like to write, and take three times as long. So the states of many
     tokens are multiplied by a copy of the vocabulary's matrix with a few rows more, whose logits are cut off."""
-    decoder: Any = head
-    x = h
-    if plain(head, VocabularyHead):
-        assert isinstance(head, VocabularyHead)
-        decoder, x = head.decoder, head.features(h)
-    many = x.numel() >= MANY_ROWS * x.shape[-1] and not torch.is_grad_enabled()
-    if not (many and for_kernels(x) and plain(decoder, nn.Linear) and len(decoder.weight) % 8):
-        logits: Tensor = decoder(x)
-        return logits
+    decoder, x = _decoder_of(head, h)
+    return padded_logits(decoder, x)[..., : len(decoder.weight)] if _pads(decoder, x) else decoder(x)
+
+
+def average_row(head: nn.Module, h: Tensor, table: Tensor) -> Tensor:
+    """Σ_v p_v E_v, p = softmax(head(h)): the rows of a table as likely as a head thinks, without gradients. Where logits are
+    padded they stay so, for the second product reads them too."""
+    decoder, x = _decoder_of(head, h)
+    if not _pads(decoder, x):
+        return decoder(x).softmax(-1).to(h.dtype) @ table.to(h.dtype)
+    logits = padded_logits(decoder, x, filler=-torch.inf)
+    with torch.autocast(x.device.type, enabled=False):  # which would make probabilities in fp32: sums inside are
+        return (logits.softmax(-1) @ padded(table, logits.dtype)).to(h.dtype)
+
+
+def _decoder_of(head: nn.Module, h: Tensor) -> tuple[Any, Tensor]:
+    """The vocabulary's matrix and what it is applied to; or a head that somebody replaced, which is called as it is."""
+    if not plain(head, VocabularyHead):
+        return head, h
+    assert isinstance(head, VocabularyHead)
+    return head.decoder, head.features(h)
+
+
+def _pads(decoder: Any, x: Tensor) -> bool:
+    awkward = for_kernels(x) and plain(decoder, nn.Linear) and len(decoder.weight) % 8 and not torch.is_grad_enabled()
+    return bool(awkward and x.numel() >= MANY_ROWS * x.shape[-1])  # asked last: while ONNX is written nobody knows
+
+
+def padded_logits(decoder: nn.Linear, x: Tensor, filler: float = 0.0) -> Tensor:
     dtype = computed_in(x)
-    bias = None if decoder.bias is None else padded(decoder.bias, dtype)
-    return F.linear(x.to(dtype), padded(decoder.weight, dtype), bias)[..., : len(decoder.weight)]
+    bias = decoder.weight.new_zeros(len(decoder.weight)) if decoder.bias is None else decoder.bias
+    return F.linear(x.to(dtype), padded(decoder.weight, dtype), padded(bias, dtype, filler))
 
 
-def padded(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy with zeros below, so many that products with it are as fast as they can be."""
+def padded(rows: Tensor, dtype: torch.dtype, filler: float = 0.0) -> Tensor:
+    """A copy with so many rows more that products with it are as fast as they can be."""
     out = rows.new_empty(round_up(len(rows), 128), *rows.shape[1:], dtype=dtype)
     out[: len(rows)].copy_(rows)
-    out[len(rows) :].zero_()
+    out[len(rows) :].fill_(filler)
     return out
 
 

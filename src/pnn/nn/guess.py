@@ -10,7 +10,7 @@ loss of its own (`step_weights`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 START = 0.1
 Average = Callable[[Tensor], Tensor]  # states to E p, (n, d) → (n, token size)
+Embed = Callable[[Tensor, Tensor | None], Tensor]  # a function: accelerate would move a module that it sees among arguments
 
 
 class Gaps(NamedTuple):
@@ -35,20 +36,20 @@ class Guess(nn.Module):
         self.share = nn.Parameter(torch.full((width,), START))
         self.starts = {"share": START}  # for the model's initialiser
 
-    def forward(self, h: Tensor, gaps: Gaps, embeddings: nn.Module) -> Tensor:
+    def forward(self, h: Tensor, gaps: Gaps, embed: Embed) -> Tensor:
         tokens = h.flatten(0, -2)
         here = tokens.index_select(0, gaps.at)
         with torch.no_grad():
             average = gaps.average(here)
-        guess: Any = embeddings(average[None], gaps.positions)[0]
-        moved = self.share.to(h.dtype) * (guess.to(h.dtype) - here) * gaps.are.to(h.dtype)
+        guess = embed(average[None], gaps.positions)[0].to(h.dtype)
+        moved = self.share.to(h.dtype) * (guess - here) * gaps.are.to(h.dtype)
         # added: a place behind the last gap may name a token that is named before
         return tokens.index_add(0, gaps.at, moved).view_as(h)
 
 
 def gaps_of(input_ids: Tensor, mask: int, at: Tensor | None, position_ids: Tensor | None, average: Average) -> Gaps:
     """`at`: where the gaps are, in their order, if somebody knows it who need not wait for the device to count them. It may go
-    on behind the last of them with any earlier place."""
+    on behind the last of them with one earlier place, again and again."""
     flat = input_ids.flatten()
     if at is None:
         at = (flat == mask).nonzero().squeeze(1)

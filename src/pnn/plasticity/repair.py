@@ -78,8 +78,10 @@ def listen(part: Projection, mask: Tensor | None, see: Callable[[Tensor], None])
 @torch.no_grad()
 def run(model: PreTrainedModel, batch: Mapping[str, Any]) -> None:
     """A pass for those who listen, as learning computes it: nobody asks for logits."""
+    average = getattr(model, "average_token", None)
+    guesses = {} if average is None else {"average_token": average}  # masked tokens may read them
     with fused(model), computing(model):
-        model.base_model(**{key: value for key, value in batch.items() if key != "labels"})
+        model.base_model(**{key: value for key, value in batch.items() if key != "labels"}, **guesses)
 
 
 def _read(model: PreTrainedModel, part: Projection, batch: Mapping[str, Any], calls: int) -> list[Tensor]:
