@@ -8,7 +8,8 @@ import torch.nn.functional as F
 
 import pnn
 from pnn.data.masking import SpecialTokens, apply_mask
-from pnn.nn.fast import flash_packed_attention
+from pnn.nn.fast import average_row, flash_packed_attention
+from pnn.nn.head import VocabularyHead
 from pnn.nn.packing import Layout, packed_attention
 from pnn.objectives import step_weighted_loss
 
@@ -91,6 +92,11 @@ FORMS = {
         **{"update": "rewrite", "gate": "diagonal", "positions": "rotary", "shared_attention": True},
         **{"schedule": [0, 1, 2, 1], "step_weights": [0, 0, 0, 1]},
     },
+    "reads again": {
+        **{"update": "rewrite", "gate": "diagonal", "embedding_size": 64, "head_transform": True, "positions": "rotary"},
+        **{"shared_attention": True, "schedule": [0, 1, 2, 1], "step_weights": [0, 0.3, 0, 0.7]},
+        **{"recall": "learned", "guess_after": [2], "mask_token_id": 4},
+    },
     "gate of the token, GeGLU": {"update": "rewrite", "gate": "token", "ffn": "geglu", "positions": "rotary"},
     "bert": None,
     "bert, rotary": None,
@@ -127,6 +133,7 @@ def test_a_model_in_16_bit_with_kernels_is_its_equations_in_fp32(form, compiled)
         "labels": ids[0, at],
         "logit_positions": at,
     }
+    call["input_ids"] = ids.index_fill(1, at, 4)
     with torch.autocast("cuda", torch.bfloat16):
         loss = fast(**call, output_logits=False).loss
     expected = model(**call).loss
@@ -139,6 +146,20 @@ def test_a_model_in_16_bit_with_kernels_is_its_equations_in_fp32(form, compiled)
     for (name, one), other in zip(fast.named_parameters(), model.parameters(), strict=True):
         if one.numel() > 1:  # a single number's gradient may be near zero; in a bias, what cancels leaves up to 6 % to rounding
             assert (one.grad - other.grad).norm() / other.grad.norm() < (4e-2 if one.dim() > 1 else 0.15), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_many_average_rows_of_a_table_are_those_in_fp32(dtype):
+    torch.manual_seed(0)
+    head = VocabularyHead(768, 30522, transform=True, eps=1e-5, token_size=384).cuda()
+    h = torch.randn(700, 768, device="cuda")
+    head.decoder.weight.data.mul_(3)  # some tokens are far likelier than others
+    with torch.no_grad():
+        expected = head(h).double().softmax(-1) @ head.decoder.weight.double()
+        with torch.autocast("cuda", dtype):
+            found = average_row(head, h.to(dtype), head.decoder.weight)
+    assert found.dtype == dtype
+    assert (found.double() - expected).norm() / expected.norm() < 3e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -166,7 +187,7 @@ def test_the_loss_kernel_equals_the_plain_form(dtype):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("passes", [1, 2])
-@pytest.mark.parametrize("kind", ["pnn", "rewrite", "diagonal", "gateless", "bert"])
+@pytest.mark.parametrize("kind", ["pnn", "rewrite", "diagonal", "reads again", "gateless", "bert"])
 def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind):
     """Recorded and replayed (`compile`) or issued kernel by kernel: the same curve, dropout included, over one and two
     micro-batches an update and batches with different numbers of sequences."""
@@ -179,6 +200,7 @@ def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind)
     narrow = {"embedding_size": 32, "head_transform": True, "tie_word_embeddings": True, "positions": "rotary"}
     kinds = {"pnn": {"type": "pnn"}, "rewrite": rewrite, "bert": {"type": "bert"}}
     kinds |= {"diagonal": {**rewrite, "gate": "diagonal", **narrow}, "gateless": {**rewrite, "gate": "none"}}
+    kinds["reads again"] = {**kinds["diagonal"], "recall": "learned", "guess_after": [2]}
     for recorded in (True, False):
         config = tiny_config(
             f"recorded-{recorded}-{dropout}",

@@ -39,6 +39,9 @@ ENCODERS = {
             **more,
         )
     ),
+    "reads again": lambda **more: pnn.PNNForMaskedLM(
+        pnn.PNNConfig(**SIZE, **WEIGHTS, update="rewrite", recall="learned", guess_after=[2], mask_token_id=7, **more)
+    ),
     "delta": lambda **more: pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZE, **WEIGHTS, update="delta", **more)),
     "bert": lambda **more: pnn.BertBaselineForMaskedLM(
         pnn.BertBaselineConfig(**SIZE, num_hidden_layers=3, initializer_range=0.1, **more)
