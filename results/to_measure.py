@@ -2,7 +2,7 @@
 
 python results/to_measure.py                            # what is left, with its minutes on one H200
 python results/to_measure.py RUNS DATA --minutes 26     # do what fits into 26 minutes, in this order
-python results/to_measure.py RUNS DATA --only '(b)'     # only what has this in its name
+python results/to_measure.py RUNS DATA --only '(b)'     # only what has this in its name; give it again for a next choice
 
 For a GPU that is lent for half an hour. An item starts only if it will end in time and if DATA has what it reads:
 
@@ -114,15 +114,16 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="?")
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--minutes", type=float, default=26.0)
-    parser.add_argument("--only", default="", help="part of the names")
+    parser.add_argument("--only", action="append", help="part of the names; several are done in their order")
     parser.add_argument("--at-a-time", type=int, default=2)
     asked = parser.parse_args()
 
     def left() -> list[Item]:
         found = {item.name: item for item in items(asked.runs)}  # one that is asked for twice is done once
-        chosen = [item for item in found.values() if asked.only in item.name and not item.done(asked.runs)]
+        undone = [item for item in found.values() if not item.done(asked.runs)]
+        chosen = [item for part in asked.only or [""] for item in undone if part in item.name]
         first = {item.after for item in chosen}  # what they follow is done too
-        return [item for item in found.values() if item in chosen or (item.leaves in first and not item.done(asked.runs))]
+        return list(dict.fromkeys([*(item for item in undone if item.leaves in first), *chosen]))
 
     if asked.data is None:
         for item in left():

@@ -124,6 +124,11 @@ def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
     assert [line[7:] for line in capsys.readouterr().out.splitlines()[:-1]] == [
         *("shrink, the adapted model", "shrink, less-20-llm_pruner-2")
     ]
+    monkeypatch.setattr(sys, "argv", ["to_measure.py", "--only", "(b) bert4", "--only", "(a) pnn_again", "--only", "(b)"])
+    to_measure.main()
+    names = [line[7:] for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert names[:2] == ["(b) bert4, seed 0", "(a) pnn_again, seed 0"]
+    assert len(names) == len(set(names)) > 2
 
 
 def leave(runs, item, accuracy, loss=1.0):
