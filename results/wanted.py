@@ -99,11 +99,9 @@ def comparison(runs: Path | None) -> Iterator[Item]:
     longer = [three_epochs(item.model, 0) for item in best_of(candidates, runs, wanted=GO_ON)]
     added = three_epochs(ADDED, 0)
     yield from (*longer, added)
-    if all(item.done(runs) for item in longer):
-        forms += longer
-    if added.done(runs):
-        forms.append(added)
-    second = best_of(forms, runs, wanted=1) if longer and len(forms) > 1 else []
+    if longer and all(item.done(runs) for item in longer):
+        forms += [*longer, *([added] if added.done(runs) else [])]
+    second = best_of(forms, runs, wanted=1) if len(forms) > 1 else []
     form = second[0].model if second else OURS
     wanted = dict(SEEDS)
     if form != OURS:

@@ -323,7 +323,7 @@ def test_what_is_added_takes_the_second_forms_place_if_it_is_ahead(collect, put,
     assert metrics["points_ahead_of_bert12"]["mean"] == pytest.approx(max(points, 5))
     assert metrics["points_ahead_of_bert12_again"]["mean"] == pytest.approx(max(points, 5) - 2)
     assert metrics["first_form"]["a"]["bert12"]["mean"] == pytest.approx(3)
-    told = "(a): BERT-12 that reads again lacks seeds 1, 2" in found["departures"]
+    told = "(a): BERT-12, with recall and a guess lacks seeds 1, 2" in found["departures"]
     assert told == (form == "pnn_again")
 
 

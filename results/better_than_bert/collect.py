@@ -71,7 +71,8 @@ def or_nothing(head: str, lines: list[str]) -> str:
 
 
 def looks_table(runs: list[Run]) -> str:
-    looks = sorted((run for run in runs if run.stage == "looks"), key=lambda run: -run.tail)
+    """At forms; a model of its own stands in the other tables."""
+    looks = sorted((run for run in runs if run.stage == "looks" and run.arm not in NAMES), key=lambda run: -run.tail)
     lines = [f"| `{run.arm}` | {short_count(run.evaluation['parameters'])} | {per_cent(run.tail)} |" for run in looks]
     return or_nothing("| form | parameters | tail |", lines)
 

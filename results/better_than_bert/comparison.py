@@ -32,8 +32,8 @@ NAMES = {
     "pnn_thrice": "PNN-rewrite, seven refiners",
     "pnn_wide": "PNN-rewrite, eight refiners, one attention",
     "pnn_twelve": "PNN-rewrite, twelve refiners, one attention",
-    "pnn_again": "PNN-rewrite that reads again",
-    "bert12_again": "BERT-12 that reads again",
+    "pnn_again": "PNN-rewrite, with recall and a guess",
+    "bert12_again": "BERT-12, with recall and a guess",
 }
 NAMES |= {f"{form}_gateless": f"{NAMES[form]}, without gates" for form in FORMS}
 SEEDS = {OURS: 5, "bert4": 5, "pnn_gateless": 3, "bert12": 3, "pnn_paper": 1}  # of (a)

@@ -8,7 +8,7 @@ import torch
 
 from pnn.bench import inference, training, transformers_bert
 from pnn.bench import run as bench_run
-from pnn.bench.scaling import with_width
+from pnn.bench.scaling import with_steps, with_width
 from pnn.bench.timing import Budget, Clock, copy_rate, hardware_slug
 from pnn.config import RunConfig, from_dict, load_config
 from pnn.figures.scaling import scaling
@@ -276,6 +276,11 @@ def test_a_narrow_table_is_scaled_with_the_width():
     run = from_dict(RunConfig, {"model": narrow})
     assert with_width(run, 0.5).model["embedding_size"] == 24
     assert "embedding_size" not in with_width(from_dict(RunConfig, {"model": {"type": "pnn"}}), 2).model
+
+
+def test_guesses_behind_the_last_step_are_left_out_where_steps_are_scaled():
+    run = from_dict(RunConfig, {"model": {"type": "pnn", "num_steps": 4, "guess_after": [1, 2]}})
+    assert [with_steps(run, factor).model["guess_after"] for factor in (2, 0.5, 0.25)] == [[1, 2], [1], None]
 
 
 def test_a_cpu_is_timed_in_the_precision_that_it_predicts_in(monkeypatch):

@@ -44,7 +44,7 @@ def decoder(tmp_path):
 
 
 def test_latency_is_timed_in_turns(small, tiny_config, tmp_path):
-    rewriting = {"type": "pnn", "update": "rewrite", "schedule": [0, 1], "vocab_size": 90, **SIZE}
+    rewriting = {"type": "pnn", "update": "rewrite", "schedule": [0, 1], "guess_after": [1], "vocab_size": 90, **SIZE}
     runs = [load_config(str(tiny_config(model={"num_steps": 1}))), load_config(str(tiny_config("rewriting", model=rewriting)))]
     result, _ = benchmark(runs, ["latency"], ["naive", "transformers", "int8"], BRIEF, tmp_path / "out.json")
     names = ["pnn", "transformers bert", "onnxruntime, int8", "pnn rewrite", "transformers bert", "onnxruntime, int8"]

@@ -92,7 +92,7 @@ FORMS = {
         **{"update": "rewrite", "gate": "diagonal", "positions": "rotary", "shared_attention": True},
         **{"schedule": [0, 1, 2, 1], "step_weights": [0, 0, 0, 1]},
     },
-    "reads again": {
+    "recall and guess": {
         **{"update": "rewrite", "gate": "diagonal", "embedding_size": 64, "head_transform": True, "positions": "rotary"},
         **{"shared_attention": True, "schedule": [0, 1, 2, 1], "step_weights": [0, 0.3, 0, 0.7]},
         **{"recall": "learned", "guess_after": [2], "mask_token_id": 4},
@@ -187,7 +187,7 @@ def test_the_loss_kernel_equals_the_plain_form(dtype):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("passes", [1, 2])
-@pytest.mark.parametrize("kind", ["pnn", "rewrite", "diagonal", "reads again", "gateless", "bert"])
+@pytest.mark.parametrize("kind", ["pnn", "rewrite", "diagonal", "recall and guess", "gateless", "bert"])
 def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind):
     """Recorded and replayed (`compile`) or issued kernel by kernel: the same curve, dropout included, over one and two
     micro-batches an update and batches with different numbers of sequences."""
@@ -200,7 +200,7 @@ def test_a_recorded_update_is_the_issued_one(tiny_config, dropout, passes, kind)
     narrow = {"embedding_size": 32, "head_transform": True, "tie_word_embeddings": True, "positions": "rotary"}
     kinds = {"pnn": {"type": "pnn"}, "rewrite": rewrite, "bert": {"type": "bert"}}
     kinds |= {"diagonal": {**rewrite, "gate": "diagonal", **narrow}, "gateless": {**rewrite, "gate": "none"}}
-    kinds["reads again"] = {**kinds["diagonal"], "recall": "learned", "guess_after": [2]}
+    kinds["recall and guess"] = {**kinds["diagonal"], "recall": "learned", "guess_after": [2]}
     for recorded in (True, False):
         config = tiny_config(
             f"recorded-{recorded}-{dropout}",

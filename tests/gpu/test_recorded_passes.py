@@ -39,7 +39,7 @@ ENCODERS = {
             **more,
         )
     ),
-    "reads again": lambda **more: pnn.PNNForMaskedLM(
+    "recall and guess": lambda **more: pnn.PNNForMaskedLM(
         pnn.PNNConfig(**SIZE, **WEIGHTS, update="rewrite", recall="learned", guess_after=[2], mask_token_id=7, **more)
     ),
     "delta": lambda **more: pnn.PNNForMaskedLM(pnn.PNNConfig(**SIZE, **WEIGHTS, update="delta", **more)),

@@ -55,7 +55,7 @@ MODELS = {
             initializer_range=0.2,
         )
     ),
-    "reads again": lambda: pnn.PNNForMaskedLM(
+    "recall and guess": lambda: pnn.PNNForMaskedLM(
         pnn.PNNConfig(
             **SIZE,
             update="rewrite",

@@ -176,10 +176,24 @@ def test_who_has_no_head_for_tokens_makes_no_guess():
         assert torch.equal(model(text())[0], guessing)
 
 
+def test_the_head_learns_where_autocast_keeps_what_it_casts():
+    """A guess reads the head first, without gradients: what is kept of that must not stand in the loss's way."""
+    model, labels = built("narrow").float(), text().masked_fill(text() != MASK, -100)
+    slopes = []
+    for casts in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            model(text(), labels=labels).loss.backward()
+        slopes.append([model.head.transform.weight.grad.clone(), model.encoder.embeddings.token.weight.grad.clone()])
+    for one, other in zip(*slopes, strict=True):
+        assert (one - other).norm() < 0.05 * one.norm()
+
+
 @pytest.mark.parametrize(
     ("kind", "more", "says"),
     [
         *((pnn.PNNConfig, {"guess_after": steps}, "must name steps from 1 to 3") for steps in ([], [0], [4], [2, 1], [1, 1])),
+        (pnn.PNNConfig, {"random_steps": [2, 6]}, "some updates of random_steps=[2, 6] end before"),
         (pnn.PNNConfig, {"halt": HALT}, "so no token can halt"),
         (pnn.PNNConfig, {"random_halt": True}, "so no token can halt"),
         (pnn.PNNCausalConfig, {}, "guess_after: a causal PNN has no masked tokens"),
@@ -197,6 +211,8 @@ def test_which_tokens_are_masked_has_to_be_known():
     for ask in (lambda: model(text()), lambda: states_at(model, packed(), torch.tensor([2]))):
         with pytest.raises(ValueError, match="guess_after needs mask_token_id: which tokens are masked"):
             ask()
+    with pytest.raises(ValueError, match="give input_ids, which say where they are"):
+        built()(inputs_embeds=torch.zeros(1, 4, 16, dtype=torch.double))
 
 
 def test_nobody_halts_in_a_model_that_guesses():

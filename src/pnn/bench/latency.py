@@ -29,7 +29,7 @@ from pnn.models import flops
 from pnn.models.sections import build_model, model_config
 from pnn.turns import take_turns
 
-LENGTH = 64
+LENGTH, MASK = 64, 4  # tokens of the sentence; the one that stands for the word that is asked for
 BERT_BASE: dict[str, Any] = {}  # what differs from BertConfig's defaults, which are bert-base's
 BESIDE = {
     "transformers": "transformers bert",
@@ -50,7 +50,8 @@ def latency_rows(run: RunConfig, against: list[str], budget: Budget) -> dict[str
     device = device_of(run)
     precision = inference_precision(run) if device.type == "cuda" else "fp32"
     clean_slate(device)
-    ours = build_model(model_config(run.model)).to(device).eval()
+    masked = {"mask_token_id": MASK} if run.model.get("guess_after") else {}
+    ours = build_model(model_config(run.model, **masked)).to(device).eval()
     wanted = names(run, against)
     models: dict[str, PreTrainedModel] = {wanted[0]: ours}
     answers: dict[str, Answer] = {wanted[0]: _of_ours(ours, DTYPES[precision])}
@@ -107,7 +108,9 @@ def length_of(model: PreTrainedModel) -> int:
 
 
 def _tokens(model: PreTrainedModel, length: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(0).integers(5, model.config.vocab_size, length)
+    ids = np.random.default_rng(0).integers(MASK + 1, model.config.vocab_size, length)
+    ids[length // 2] = MASK
+    return ids
 
 
 def _of_ours(model: Any, precision: torch.dtype) -> Answer:

@@ -68,6 +68,10 @@ def with_width(run: RunConfig, factor: float) -> RunConfig | None:
     return replace(run, model=run.model | {key: int(size) for key, size in sizes.items()})
 
 
+def _within(guesses: list[int] | None, steps: int) -> list[int] | None:
+    return [step for step in guesses or () if step < steps] or None
+
+
 def with_steps(run: RunConfig, factor: float) -> RunConfig | None:
     config = model_config(run.model)
     if run.kind.type == "bert":
@@ -80,5 +84,11 @@ def with_steps(run: RunConfig, factor: float) -> RunConfig | None:
         return None
     if sorted(set(schedule)) != list(range(len(set(schedule)))) or not schedule:  # too short for its refiners
         return None
-    changes = {"num_steps": steps, "schedule": schedule, "step_weights": None, "random_steps": None}
+    changes = {
+        "num_steps": steps,
+        "schedule": schedule,
+        "step_weights": None,
+        "random_steps": None,
+        "guess_after": _within(config.guess_after, steps),
+    }
     return replace(run, model=run.model | changes)

@@ -243,7 +243,7 @@ class EncoderBase(PnnPreTrainedModel):
         `halt` says when tokens stop being refined, in place of the config, which holds for its own number of steps alone: who
         asks for `num_steps` gets them all. `read_out` is the head, for criteria that ask it.
         `average_token` is for masked tokens that read their own guess (without a head that chooses between tokens they read
-        none); `gaps_at`, the flat indices of [MASK], spares looking for them.
+        none); `gaps_at`, the flat indices of [MASK], ascending, spares looking for them.
         `token_type_ids` is taken, because BERT tokenizers send it, and not used: there is no segment embedding."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")

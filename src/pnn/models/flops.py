@@ -7,7 +7,7 @@ A shared matrix counts each time it is passed. The head counts only for position
 tokens; a PNN is trained after every step whose weight is above 0, so its head is passed so often in training, and once in
 inference. The last step or layer, too, is only asked for predicted positions: every token passes q, k and v there, the rest
 only those. A narrower table of tokens costs its widening for every token. A masked token that reads its own guess passes the
-head and the table once more, forward alone. Attention's
+head and the table once more, forward alone, and the widening. Attention's
 q kᵀ and weights · v take 2 L d each forward, and twice that backward; L is the mean number of tokens that a token attends
 to: the mean of the sequences' lengths, each weighted by its tokens. Embeddings are looked up and cost nothing here; norms,
 activations and the optimiser are left out, as is usual. Padding is no work: a baseline that computes it gets no credit.
@@ -84,8 +84,12 @@ def passed_in_blocks(config: Any, steps: int, target_share: float) -> float:
 
 def guessing_parameters(config: Any, steps: int) -> int:
     """Matrix parameters that a masked token passes to read its own guess: the head, the table once more, and its widening."""
-    guesses = sum(step < steps for step in getattr(config, "guess_after", None) or ())
-    return guesses * (head_parameters(config) + token_size(config) * config.vocab_size + widening_parameters(config))
+    average = head_parameters(config) + token_size(config) * config.vocab_size
+    return guesses(config, steps) * (average + widening_parameters(config))
+
+
+def guesses(config: Any, steps: int) -> int:
+    return sum(step < steps for step in getattr(config, "guess_after", None) or ())
 
 
 def training_flops(config: Any, attended: float, target_share: float) -> float:
@@ -104,7 +108,8 @@ def _training_flops(config: Any, steps: int, attended: float, target_share: floa
         weights = [1.0] * steps if config.step_weights is None else weights_at(config.step_weights, steps)
         supervised = sum(weight > 0 for weight in weights)
     passed = passed_in_blocks(config, steps, target_share) + supervised * target_share * head_parameters(config)
-    guessing = 2 * target_share * guessing_parameters(config, steps)  # no gradient flows through a guess
+    # forward alone, but for the widening's own gradient
+    guessing = 2 * target_share * (guessing_parameters(config, steps) + guesses(config, steps) * widening_parameters(config))
     return 6 * passed + guessing + 12 * attended * config.hidden_size * steps
 
 

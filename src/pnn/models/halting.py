@@ -13,8 +13,8 @@ from pnn.nn.packing import Layout
 from pnn.schedule import period
 
 NO_HALT = (
-    "with recall or guess_after steps begin elsewhere than they ended, so no token can halt: leave these out, or halt and "
-    "random_halt"
+    "with recall or guess_after steps begin elsewhere than they ended, so no token can halt: leave out these "
+    "or halt and random_halt"
 )
 
 

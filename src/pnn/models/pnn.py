@@ -66,9 +66,9 @@ class PNNConfig(PreTrainedConfig):
     * `embedding_size`: the width of the table of tokens, less than `hidden_size`: a matrix widens what is looked up, and the
       head's transform narrows what is read. The parameters that this saves can go into refiners.
     * `halt`: when tokens stop being refined, `{"criterion": "change", "threshold": 0.05}` (`nn/halting`). `None`: never.
-    * `guess_after`: the steps after which masked tokens (`mask_token_id`) read their own guess. `[6]`: seventh steps and all
-      that follow read a text whose gaps are filled in. What is read there should have a part of the loss (`step_weights`).
-      A guess needs a head that chooses between tokens; no token halts then.
+    * `guess_after`: the steps after which masked tokens (`mask_token_id`) read their own guess. With `[6]` the seventh step and
+      those behind it read a text whose gaps are filled in, as far as the model has learned to. What is read there should have a
+      part of the loss (`step_weights`). A guess needs a head that chooses between tokens; no token halts then.
     * `random_halt`: in training, tokens that are not predicted stop after a step that is drawn, so that fewer steps for them
       cost less later. A learned unit that trains with the model draws instead.
     """
@@ -159,6 +159,8 @@ class PNNConfig(PreTrainedConfig):
             places = sorted(set(self.guess_after))
             if not places or places != self.guess_after or not 0 < places[0] <= places[-1] < steps:
                 raise ValueError(f"guess_after={self.guess_after} must name steps from 1 to {steps - 1}, in their order")
+            if self.random_steps is not None and places[-1] >= self.random_steps[0]:
+                raise ValueError(f"guess_after={self.guess_after}: some updates of random_steps={self.random_steps} end before")
         if not can_halt(self) and (self.halt is not None or self.random_halt):
             raise ValueError(NO_HALT)
         if self.random_halt:
@@ -216,8 +218,10 @@ class PNNModel(HaltingEncoder):
     def gaps_in(
         self, input_ids: Tensor | None, position_ids: Tensor | None, at: Tensor | None, average: Average | None
     ) -> Gaps | None:
-        if self.guess is None or input_ids is None or average is None:
+        if self.guess is None or average is None:
             return None
+        if input_ids is None:
+            raise ValueError("this model's masked tokens read their own guess: give input_ids, which say where they are")
         if self.config.mask_token_id is None:
             raise ValueError("guess_after needs mask_token_id: which tokens are masked")
         places = None if self.embeddings.position is None else position_ids

@@ -268,10 +268,11 @@ def gated_update(gate: nn.Module | None, h: Tensor, delta: Tensor) -> Tensor:
 
 def recalled(h: Tensor, origin: Tensor, share: Tensor) -> Tensor:
     """h + r ⊙ (h⁰ − h)."""
-    from pnn.kernels import recall
+    if for_kernels(h):
+        from pnn.kernels import recall
 
-    if recall.takes(h, origin):
-        return recall.recall(h, origin, share)
+        if recall.takes(h, origin):
+            return recall.recall(h, origin, share)
     return torch.lerp(h, origin.to(h.dtype), share.to(h.dtype))
 
 
@@ -292,11 +293,13 @@ def average_row(head: nn.Module, h: Tensor, table: Tensor) -> Tensor:
     """Σ_v p_v E_v, p = softmax(head(h)): the rows of a table as likely as a head thinks, without gradients. Where logits are
     padded they stay so, for the second product reads them too."""
     decoder, x = _decoder_of(head, h)
-    if not _pads(decoder, x):
-        return decoder(x).softmax(-1).to(h.dtype) @ table.to(h.dtype)
-    logits = padded_logits(decoder, x, filler=-torch.inf)
-    with torch.autocast(x.device.type, enabled=False):  # which would make probabilities in fp32: sums inside are
-        return (logits.softmax(-1) @ padded(table, logits.dtype)).to(h.dtype)
+    if _pads(decoder, x):
+        logits = padded_logits(decoder, x, filler=-torch.inf)
+        table = padded(table, logits.dtype)
+    else:
+        logits = decoder(x)
+    with torch.autocast(x.device.type, enabled=False):  # which would make probabilities in fp32: the sums inside are
+        return (logits.softmax(-1) @ table.to(logits.dtype)).to(h.dtype)
 
 
 def _decoder_of(head: nn.Module, h: Tensor) -> tuple[Any, Tensor]:

@@ -3,7 +3,7 @@
     u = h + r ⊙ (g − h),   g = LayerNorm(W E p),   p = softmax(head(h))        at [MASK], u = h elsewhere
 
 E p is the table of tokens, averaged by their probabilities, and g what the model begins with where a text has that token. r is
-learned for each dimension; a tenth of the way before training. No gradient flows through p: what is read here learns from a
+learned for each dimension; a tenth of the way before training. No gradient flows through E p: what it is made of learns from a
 loss of its own (`step_weights`).
 """
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 START = 0.1
-Average = Callable[[Tensor], Tensor]  # states to E p, (n, d) → (n, token size)
+Average = Callable[[Tensor], Tensor]  # states to E p, (1, n, d) → (1, n, token size)
 Embed = Callable[[Tensor, Tensor | None], Tensor]  # a function: accelerate would move a module that it sees among arguments
 
 
@@ -40,16 +40,16 @@ class Guess(nn.Module):
         tokens = h.flatten(0, -2)
         here = tokens.index_select(0, gaps.at)
         with torch.no_grad():
-            average = gaps.average(here)
-        guess = embed(average[None], gaps.positions)[0].to(h.dtype)
+            average = gaps.average(here[None])  # as all states come: ONNX's quantiser fails over a head of two dimensions
+        guess = embed(average, gaps.positions)[0].to(h.dtype)
         moved = self.share.to(h.dtype) * (guess - here) * gaps.are.to(h.dtype)
         # added: a place behind the last gap may name a token that is named before
         return tokens.index_add(0, gaps.at, moved).view_as(h)
 
 
 def gaps_of(input_ids: Tensor, mask: int, at: Tensor | None, position_ids: Tensor | None, average: Average) -> Gaps:
-    """`at`: where the gaps are, in their order, if somebody knows it who need not wait for the device to count them. It may go
-    on behind the last of them with one earlier place, again and again."""
+    """`at`: where the gaps are, ascending, if somebody knows it who need not wait for the device to count them. Repeats of one
+    earlier place may follow."""
     flat = input_ids.flatten()
     if at is None:
         at = (flat == mask).nonzero().squeeze(1)

@@ -67,7 +67,7 @@ class MaskedObjective:
             "labels": masked.labels,
             "logit_positions": masked.positions,
         }
-        guesses = self.config.model.get("guess_after")  # at what is predicted: nothing else is masked
+        guesses = self.config.model.get("guess_after")  # at what is predicted: what else is masked had no place there
         return inputs | {"gaps_at": masked.positions} if guesses else inputs
 
     def targets(self, inputs: Inputs) -> Tensor:
