@@ -122,8 +122,8 @@ def main() -> None:
         found = {item.name: item for item in items(asked.runs)}  # one that is asked for twice is done once
         undone = [item for item in found.values() if not item.done(asked.runs)]
         chosen = [item for part in asked.only or [""] for item in undone if part in item.name]
-        first = {item.after for item in chosen}  # what they follow is done too
-        return list(dict.fromkeys([*(item for item in undone if item.leaves in first), *chosen]))
+        followed = ([*(one for one in undone if one.leaves == item.after), item] for item in chosen)  # which is done too
+        return list(dict.fromkeys(item for some in followed for item in some))
 
     if asked.data is None:
         for item in left():

@@ -121,7 +121,12 @@ def comparison(runs: Path | None) -> Iterator[Item]:
     late = ("pnn_gateless", "pnn_paper", f"{form}_gateless", OURS)
     first = asked + [item for item in turns if item.seed < 3 and item.model not in late and item not in asked]
     yield from first
-    looks = (("recalls", "pnn_wide"), ("guess", "pnn_wide"), ("narrow", OURS))  # what each change gives by itself
+    looks = (
+        ("halfway", "pnn_wide"),
+        ("guess", "pnn_wide"),
+        ("recalls", "pnn_wide"),
+        ("narrow", OURS),
+    )  # what each change gives by itself
     for look, of in looks:
         yield training(f"looks, {look}:", of, f"looks/{look}", 0, 1, config=BERT / "configs" / "looks" / f"{look}.yaml")
     if form != OURS:

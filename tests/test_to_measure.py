@@ -118,7 +118,10 @@ def test_trainings_are_those_of_the_comparison(to_measure, monkeypatch, capsys):
     assert len({one.leaves for one in trainings}) == len({one.name for one in trainings})
     monkeypatch.setattr(sys, "argv", ["to_measure.py"])
     to_measure.main()
-    assert "minutes in all" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "minutes in all" in said
+    undone = [one.name for one in wanted.items(None) if not one.done(None)]
+    assert [line[7:] for line in said.splitlines()[:-1]] == list(dict.fromkeys(undone))
     monkeypatch.setattr(sys, "argv", ["to_measure.py", "--only", "llm_pruner-2"])
     to_measure.main()
     assert [line[7:] for line in capsys.readouterr().out.splitlines()[:-1]] == [

@@ -12,7 +12,7 @@ sweep() { # NAME, then what `pnn sweep` takes
   python3 -m pnn sweep "$@" --output "$runs/$name" --set data.train="$tokens" --set evaluation.sets.wikitext_tokens.source="$wikitext"
 }
 case $part in
-  looks) sweep looks "$configs"/looks/{base,token,rounds3,open,last,rotary,geglu,recall,learned_recall,narrow,recalls,guess}.yaml "$configs"/bert12_again.yaml --set training.epochs=1 "$@" ;;
+  looks) sweep looks "$configs"/looks/{base,token,rounds3,open,last,rotary,geglu,recall,learned_recall,narrow,recalls,guess,halfway}.yaml "$configs"/bert12_again.yaml --set training.epochs=1 "$@" ;;
   rates)
     for model in pnn_rewrite pnn_gateless bert4 bert12 pnn_paper; do
       sweep "rates_$model" "$configs/$model.yaml" --over training.learning_rate=5e-4,1e-3,2e-3 --set training.epochs=1 "$@"
