@@ -30,10 +30,13 @@ SIZES = {
     "text": "the quickstart's width, Wikipedia",
     "recall": "the quickstart's width, Wikipedia, with recall and without",
     "attention": "the quickstart's width, Wikipedia, twice the updates, with one attention for all refiners and without",
+    "again": "the quickstart's width, Wikipedia, twice the updates, with learned recall and a guess and without",
     WIDE: "width 768, Wikipedia",
 }
 FIRST, ENDS = "looped", "both_ends"
 SHARING = ("looped_one_attention", "eight_one_attention")
+HELPING = {"looped_guess": "A guess", "looped_learned_recall": "Learned recall"}  # rule 10
+BOTH = "looped_again"
 ADDED = ("_recall", "_one_attention")  # behind the name of the arm without
 SUPPORTERS = (FIRST, "entering", "leaving")  # what both ends have to be better than
 
@@ -60,6 +63,7 @@ def pairs_among(names: list[str]) -> list[tuple[str, str]]:
     pairs = [(name, FIRST) for name in names if name != FIRST] + [(ENDS, name) for name in SUPPORTERS[1:]]
     added = [(name, name.removesuffix(end)) for name in names for end in ADDED if name.endswith(end)]
     pairs += [(one, other) for one, other in added if other != FIRST]
+    pairs += [(BOTH, one) for one in HELPING]
     return [(one, other) for one, other in pairs if one in names and other in names]
 
 
@@ -113,7 +117,7 @@ def told(pair: dict[str, Any] | None) -> list[str]:
 
 
 def answer(result: dict[str, Any]) -> str:
-    """By rules 4, 6 and 9."""
+    """By rules 4, 6, 9 and 10."""
     if not result["pairs"]:
         return f"Not known yet: no arm beside `{FIRST}` has its seeds."
     said = {tuple(pair["arms"]): pair["verdict"] for pair in result["pairs"]}
@@ -128,6 +132,12 @@ def answer(result: dict[str, Any]) -> str:
     beaten = (
         f"better than `{FIRST}`: {', '.join(f'`{one}`' for one in better)}" if better else f"no arm is better than `{FIRST}`"
     )
+    helping = {"better": "supported", "worse": "not supported"}
+    helps = [
+        f"{what} helps: {helping.get(said[arm, FIRST], 'undecided')}" for arm, what in HELPING.items() if (arm, FIRST) in said
+    ]
+    if helps:
+        return f"{beaten}. {'. '.join(helps)}."
     sharing = [verdict for arm in SHARING if (verdict := said.get((arm, FIRST)))]
     if sharing:
         shared = "supported" if "better" in sharing else "not supported" if set(sharing) == {"worse"} else "undecided"
