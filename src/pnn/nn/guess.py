@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-START = 0.1
+from pnn.nn.recall import Share
+
 Average = Callable[[Tensor], Tensor]  # states to E p, (1, n, d) → (1, n, token size)
 Embed = Callable[[Tensor, Tensor | None], Tensor]  # a function: accelerate would move a module that it sees among arguments
 
@@ -30,12 +31,7 @@ class Gaps(NamedTuple):
     average: Average
 
 
-class Guess(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.share = nn.Parameter(torch.full((width,), START))
-        self.starts = {"share": START}  # for the model's initialiser
-
+class Guess(Share):
     def forward(self, h: Tensor, gaps: Gaps, embed: Embed) -> Tensor:
         tokens = h.flatten(0, -2)
         here = tokens.index_select(0, gaps.at)

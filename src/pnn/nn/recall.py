@@ -11,11 +11,15 @@ from pnn.nn import fast
 START = 0.1  # halfway cost a model of the paper's width 1.7 points after one epoch, one seed (docs/log.md)
 
 
-class Recall(nn.Module):
+class Share(nn.Module):
+    """r, how far a state moves towards something else, learned for each dimension."""
+
     def __init__(self, width: int):
         super().__init__()
         self.share = nn.Parameter(torch.full((width,), START))
         self.starts = {"share": START}  # for the model's initialiser
 
+
+class Recall(Share):
     def forward(self, h: Tensor, origin: Tensor) -> Tensor:
         return fast.recalled(h, origin, self.share)
